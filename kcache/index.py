@@ -1,0 +1,144 @@
+"""The layout of a store, and the index that lists what it publishes for one environment.
+
+Layout version 1. Names of immutable objects hold their own digest or fingerprint; only indexes are ever rewritten, and an index
+is written last, so whatever it names is whole. An index can be rebuilt from the manifests beside it. No I/O here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kcache import digest
+from kcache.documents import LIMITS, Reader, decode
+from kcache.errors import ManifestError
+from kcache.key import EntryKey, parse_key
+from kcache.manifest import Manifest
+
+INDEX_FORMAT = "kcache.index/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blob:
+    """A pointer to named bytes in a store."""
+
+    path: str
+    size: int
+    sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"path": self.path, "size": self.size, "sha256": self.sha256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexEntry:
+    """One line of an index: enough to decide by key, and to fetch the rest verified."""
+
+    key: EntryKey
+    manifest: Blob
+    archive: Blob
+    unpacked_size: int
+    build_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "key": self.key.to_json(),
+            "manifest": self.manifest.to_json(),
+            "archive": self.archive.to_json(),
+            "unpacked_size": self.unpacked_size,
+            "build_seconds": self.build_seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """Everything that a store publishes for one environment (see `index_path`), sorted by fingerprint."""
+
+    entries: tuple[IndexEntry, ...]
+
+    def encode(self) -> bytes:
+        ordered = sorted(self.entries, key=lambda entry: entry.key.fingerprint)
+        return digest.canonical_json({"format": INDEX_FORMAT, "entries": [entry.to_json() for entry in ordered]})
+
+
+def archive_path(sha256: str) -> str:
+    """Where an archive lies in a store. `sha256` is a digest."""
+    hexdigest = sha256.removeprefix("sha256:")
+    return f"v1/archives/{hexdigest[:2]}/{hexdigest}.tar.zst"
+
+
+def manifest_path(key: EntryKey) -> str:
+    """Where an entry's manifest lies in a store, below `index_directory` so that an index can be rebuilt by listing."""
+    hexdigest = key.fingerprint.removeprefix("sha256:")
+    return f"{index_directory(key.ingredients)}/entries/{hexdigest[:2]}/{hexdigest}.json"
+
+
+def index_directory(ingredients: Mapping[str, str]) -> str:
+    """The directory of one environment: FlashInfer version, machine and CUDA major. One index each keeps look-ups flat."""
+    major = ingredients["cuda.release"].partition(".")[0]
+    version = re.sub(r"[^A-Za-z0-9.+-]", "_", ingredients["flashinfer.version"])
+    return f"v1/env/flashinfer-{version}/{ingredients['platform.machine']}-cuda{major}"
+
+
+def index_path(ingredients: Mapping[str, str]) -> str:
+    """The index of one environment, from the ingredients `flashinfer.version`, `platform.machine`, `cuda.release`."""
+    return f"{index_directory(ingredients)}/index.json"
+
+
+def _parse_blob(value: Any, path: str, limit: int, reader: Reader) -> Blob:
+    document = reader.object(value, path)
+    return Blob(
+        path=reader.path(document.get("path"), f"{path}.path"),
+        size=reader.size(document.get("size"), f"{path}.size", limit),
+        sha256=reader.sha256(document.get("sha256"), f"{path}.sha256"),
+    )
+
+
+def parse_index(data: bytes, what: str = "index") -> Index:
+    """An index from bytes.
+
+    Raises:
+        IntegrityError, ManifestError: with every problem found.
+    """
+    reader = Reader()
+    document = reader.object(decode(data, what, LIMITS.index_bytes), "index")
+    if (found := document.get("format")) != INDEX_FORMAT:
+        raise ManifestError(
+            f"{what} has format {found!r}",
+            why=f"this kcache reads {INDEX_FORMAT}",
+            remedy="Use the kcache version that wrote it, or a newer one.",
+        )
+    items = document.get("entries")
+    if not isinstance(items, list):
+        reader.problems.append("entries: not a list")
+        items = []
+    entries = []
+    for number, item in enumerate(items):
+        path = f"entries[{number}]"
+        line = reader.object(item, path)
+        key = parse_key(line.get("key"), f"{path}.key", reader.problems)
+        parsed = (
+            _parse_blob(line.get("manifest"), f"{path}.manifest", LIMITS.manifest_bytes, reader),
+            _parse_blob(line.get("archive"), f"{path}.archive", LIMITS.archive_bytes, reader),
+            reader.size(line.get("unpacked_size"), f"{path}.unpacked_size", LIMITS.unpacked_bytes),
+            reader.seconds(line.get("build_seconds"), f"{path}.build_seconds"),
+        )
+        if key is not None:
+            entries.append(
+                IndexEntry(key=key, manifest=parsed[0], archive=parsed[1], unpacked_size=parsed[2], build_seconds=parsed[3])
+            )
+    reader.finish(what)
+    return Index(entries=tuple(entries))
+
+
+def index_entry(manifest: Manifest, encoded: bytes) -> IndexEntry:
+    """The index line of a manifest whose canonical bytes are `encoded`."""
+    return IndexEntry(
+        key=manifest.key,
+        manifest=Blob(path=manifest_path(manifest.key), size=len(encoded), sha256=digest.of_bytes(encoded)),
+        archive=Blob(path=archive_path(manifest.archive.sha256), size=manifest.archive.size, sha256=manifest.archive.sha256),
+        unpacked_size=manifest.archive.unpacked_size,
+        build_seconds=sum(manifest.build_seconds.values()),
+    )

@@ -1,0 +1,240 @@
+"""Facts about an environment, and the key under which an entry is stored.
+
+A key holds every ingredient that decides whether an artifact may be used; its fingerprint (the digest of its canonical form)
+names the entry. `KEY_SCHEMA` is part of the key: raise it whenever an ingredient is added, removed or given another meaning,
+so that old entries are not matched by new rules. This module computes nothing about the host: facts come from `kcache.probe`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kcache import digest
+from kcache.errors import ManifestError
+
+KEY_SCHEMA = 1
+
+# How a key ingredient is compared is stated in kcache/docs/decisions/0003-match-rules.md.
+INGREDIENTS = (
+    "platform.machine",
+    "flashinfer.version",
+    "flashinfer.sources",
+    "cuda.release",
+    "gpu.arch",
+    "tvm_ffi.version",
+    "build.flags",
+)
+"""The ingredients of a key of an nvcc module, all strings, all required:
+
+platform.machine    `uname -m`, such as `x86_64`
+flashinfer.version  the version of flashinfer-python, such as `0.7.4`
+flashinfer.sources  digest of {path inside the package: digest} over every FlashInfer file that the compiler read
+cuda.release        the release of the toolkit that compiled, such as `13.0`
+gpu.arch            the architecture in FlashInfer's spelling without a dot, such as `90a` or `120f`
+tvm_ffi.version     apache-tvm-ffi whose headers were compiled in, such as `0.1.15.post2`
+build.flags         `default`, or the digest of compiler flags that a user added
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing that is known, known to be absent, or could not be found out.
+
+    Absent is a value (a package that is not installed); undetermined is not, and never equals anything, itself included.
+    """
+
+    value: str | None = None
+    undetermined: str = ""
+    """Why the value could not be found out; empty when it could."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value to compare with: found out, and not absent."""
+        return self.value is not None and not self.undetermined
+
+    @property
+    def absent(self) -> bool:
+        return self.value is None and not self.undetermined
+
+    def same(self, other: Fact) -> bool:
+        """Equality that an undetermined value never passes."""
+        return not self.undetermined and not other.undetermined and self.value == other.value
+
+    def describe(self) -> str:
+        """For messages: the value, `absent`, or why there is none."""
+        if self.undetermined:
+            return f"could not be found out ({self.undetermined})"
+        return "absent" if self.value is None else self.value
+
+    def to_json(self) -> dict[str, str | bool]:
+        if self.undetermined:
+            return {"undetermined": self.undetermined}
+        return {"absent": True} if self.value is None else {"value": self.value}
+
+
+ABSENT = Fact()
+
+
+def known(value: str) -> Fact:
+    """A fact that was found out."""
+    return Fact(value=value)
+
+
+def undetermined(why: str) -> Fact:
+    """A fact that could not be found out, with the reason."""
+    return Fact(undetermined=why)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What is known of one environment: this host, a described one, or one saved by `kcache env --save`.
+
+    facts:      dotted name -> fact. Names in use are listed in kcache/docs/design.md, section "Facts".
+    archs:      GPU architectures in FlashInfer's spelling without a dot (`90a`), sorted; several on a mixed host; empty where
+                no GPU is visible and none was described.
+    libraries:  soname -> fact; the value is the path of the file that the loader would take.
+    sources:    path inside the flashinfer package, with `/` -> fact; the value is the file's digest.
+    """
+
+    facts: Mapping[str, Fact]
+    archs: tuple[str, ...] = ()
+    libraries: Mapping[str, Fact] = field(default_factory=dict)
+    sources: Mapping[str, Fact] = field(default_factory=dict)
+
+    def fact(self, name: str) -> Fact:
+        """The fact of this name; one that was never looked at is undetermined."""
+        return self.facts.get(name, undetermined("not recorded in this environment"))
+
+    def library(self, soname: str) -> Fact:
+        return self.libraries.get(soname, undetermined("not looked for in this environment"))
+
+    def source(self, path: str) -> Fact:
+        return self.sources.get(path, undetermined("not recorded in this environment"))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": ENVIRONMENT_FORMAT,
+            "facts": {name: fact.to_json() for name, fact in sorted(self.facts.items())},
+            "archs": list(self.archs),
+            "libraries": {name: fact.to_json() for name, fact in sorted(self.libraries.items())},
+            "sources": {name: fact.to_json() for name, fact in sorted(self.sources.items())},
+        }
+
+
+ENVIRONMENT_FORMAT = "kcache.env/1"
+
+
+def parse_fact(document: Any, path: str, problems: list[str]) -> Fact:
+    """A fact from its JSON form; a malformed one is added to `problems` and comes back undetermined."""
+    if isinstance(document, dict) and len(document) == 1:
+        if isinstance(value := document.get("value"), str):
+            return known(value)
+        if document.get("absent") is True:
+            return ABSENT
+        if isinstance(why := document.get("undetermined"), str) and why:
+            return undetermined(why)
+    problems.append(f'{path}: not one of {{"value": text}}, {{"absent": true}}, {{"undetermined": text}}')
+    return undetermined("malformed")
+
+
+def _parse_facts(document: dict[str, Any], name: str, problems: list[str]) -> dict[str, Fact]:
+    part = document.get(name)
+    if not isinstance(part, dict):
+        problems.append(f"{name}: not an object")
+        return {}
+    return {str(key): parse_fact(value, f"{name}.{key}", problems) for key, value in part.items()}
+
+
+def parse_environment(document: Any) -> Environment:
+    """An environment from the JSON that `kcache env --save` wrote.
+
+    Raises:
+        ManifestError: all problems at once, each with its path.
+    """
+    if not isinstance(document, dict) or document.get("format") != ENVIRONMENT_FORMAT:
+        raise ManifestError(
+            "not an environment document",
+            problems=(f"format: expected {ENVIRONMENT_FORMAT}",),
+            remedy="Write one with `kcache env --save FILE` on the host that it describes.",
+        )
+    problems: list[str] = []
+    archs = document.get("archs")
+    if not isinstance(archs, list) or not all(isinstance(a, str) and ARCH.fullmatch(a) for a in archs):
+        problems.append("archs: not a list of architectures such as 90a")
+        archs = []
+    environment = Environment(
+        facts=_parse_facts(document, "facts", problems),
+        archs=tuple(archs),
+        libraries=_parse_facts(document, "libraries", problems),
+        sources=_parse_facts(document, "sources", problems),
+    )
+    if problems:
+        raise ManifestError("environment document cannot be used", problems=tuple(problems))
+    return environment
+
+
+ARCH = re.compile(r"[0-9]{2,3}[af]?")
+"""An architecture in FlashInfer's spelling without a dot: digits of major and minor, then a suffix."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryKey:
+    """The key of an entry: its kind, its modules and the ingredients of `INGREDIENTS`.
+
+    kind:     the cache kind as users name it, such as `sampling`; `modules` for modules asked for by name.
+    modules:  the names of FlashInfer's modules in the entry, sorted.
+    """
+
+    kind: str
+    modules: tuple[str, ...]
+    ingredients: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": KEY_SCHEMA,
+            "kind": self.kind,
+            "modules": list(self.modules),
+            "ingredients": dict(sorted(self.ingredients.items())),
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """The digest of the key; the name of the entry."""
+        return digest.of_document(self.to_json())
+
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+"""A module or kind name: one path segment that cannot climb, hide or start an option."""
+
+
+def parse_key(document: Any, path: str, problems: list[str]) -> EntryKey | None:
+    """A key from its JSON form, or None with every problem added to `problems`."""
+    before = len(problems)
+    if not isinstance(document, dict):
+        problems.append(f"{path}: not an object")
+        return None
+    if document.get("schema") != KEY_SCHEMA:
+        problems.append(f"{path}.schema: {document.get('schema')!r}, this kcache reads {KEY_SCHEMA}")
+    kind = document.get("kind")
+    if not isinstance(kind, str) or not NAME.fullmatch(kind):
+        problems.append(f"{path}.kind: not a name")
+    modules = document.get("modules")
+    if not isinstance(modules, list) or not modules or not all(isinstance(m, str) and NAME.fullmatch(m) for m in modules):
+        problems.append(f"{path}.modules: not a list of module names")
+    elif sorted(set(modules)) != modules:
+        problems.append(f"{path}.modules: not sorted, or a name twice")
+    ingredients = document.get("ingredients")
+    if not isinstance(ingredients, dict):
+        problems.append(f"{path}.ingredients: not an object")
+    else:
+        for name in INGREDIENTS:
+            if not isinstance(ingredients.get(name), str) or not ingredients[name]:
+                problems.append(f"{path}.ingredients.{name}: missing")
+        problems += [f"{path}.ingredients.{name}: unknown" for name in ingredients if name not in INGREDIENTS]
+    if len(problems) > before:
+        return None
+    assert isinstance(kind, str) and isinstance(modules, list) and isinstance(ingredients, dict)
+    return EntryKey(kind=kind, modules=tuple(modules), ingredients=ingredients)
