@@ -1,0 +1,230 @@
+"""May this entry be used in this environment? Pure decisions that explain themselves.
+
+FlashInfer loads a module from its AOT path without looking whether it is still right for the host, so every rule that protects
+the server is here. Two steps, because the second needs the entry's manifest: `match_key` decides from an index line,
+`match_binary` from the manifest (sources, symbol versions, libraries). The rules and their evidence are
+kcache/docs/decisions/0003-match-rules.md. A value that could not be found out never passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kcache.key import EntryKey, Environment, Fact
+from kcache.manifest import Manifest
+
+EQUAL = "equal"
+RUNS_ON = "runs-on"
+SAME_MAJOR = "same-major"
+NOT_OLDER = "not-older"
+AT_LEAST = "at-least"
+PRESENT = "present"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One rule applied to one field: what the entry wants, what the environment has."""
+
+    field: str
+    rule: str
+    wanted: str
+    found: str
+    passed: bool
+
+    def describe(self) -> str:
+        """For people: `flashinfer.version: wanted 0.7.4 (equal), found 0.7.2.post1`."""
+        return f"{self.field}: wanted {self.wanted} ({self.rule}), found {self.found}"
+
+    def to_json(self) -> dict[str, str]:
+        return {"field": self.field, "rule": self.rule, "wanted": self.wanted, "found": self.found}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Whether an entry may be used, and every rule that was applied.
+
+    archs: the environment's architectures that the entry serves; empty when it is refused for its architecture.
+    """
+
+    checks: tuple[Check, ...]
+    archs: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    @property
+    def differs(self) -> tuple[Check, ...]:
+        """The rules that refuse, in order of application."""
+        return tuple(check for check in self.checks if not check.passed)
+
+
+def match_key(key: EntryKey, environment: Environment, *, strict: bool = False) -> Decision:
+    """Decides by key alone.
+
+    Args:
+        strict: everything equal, nothing merely compatible.
+    """
+    wanted = key.ingredients
+    checks = [
+        _equal("flashinfer.version", wanted["flashinfer.version"], environment.fact("flashinfer.version")),
+        _equal("platform.machine", wanted["platform.machine"], environment.fact("platform.machine")),
+    ]
+    archs, check = _runs_on(wanted["gpu.arch"], environment.archs, strict=strict)
+    checks.append(check)
+    runtime = environment.fact("cuda.runtime")
+    if strict:
+        checks.append(_equal("cuda.release", wanted["cuda.release"], runtime))
+        checks.append(_equal("tvm_ffi.version", wanted["tvm_ffi.version"], environment.fact("tvm_ffi.version")))
+    else:
+        checks.append(_same_major("cuda.release", wanted["cuda.release"], runtime))
+        checks.append(_not_older("tvm_ffi.version", wanted["tvm_ffi.version"], environment.fact("tvm_ffi.version")))
+    flags = wanted["build.flags"]
+    if flags != "default":
+        found = "default: entries built with other compiler flags are never chosen"
+        checks.append(Check(field="build.flags", rule=EQUAL, wanted=flags, found=found, passed=False))
+    return Decision(checks=tuple(checks), archs=archs)
+
+
+def match_binary(manifest: Manifest, environment: Environment) -> Decision:
+    """Decides by what the manifest says of its binaries: sources, machine, symbol versions, libraries.
+
+    The environment must hold the facts that `requirements` names.
+    """
+    checks = [_source(path, wanted, environment.source(path)) for path, wanted in sorted(manifest.sources.items())]
+    for artifact in manifest.artifacts:
+        if artifact.elf is None:
+            continue
+        machine = environment.fact("platform.machine")
+        checks.append(_equal(f"{artifact.path}: machine", artifact.elf.machine, machine))
+        checks += [
+            _symbol_floor(artifact.path, prefix, version, environment)
+            for prefix, version in sorted(artifact.elf.versions.items())
+        ]
+        checks += [_present(artifact.path, soname, environment.library(soname)) for soname in artifact.elf.needed]
+    return Decision(checks=tuple(checks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """What has to be looked up on a host before `match_binary` can decide."""
+
+    sonames: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def requirements(manifests: Iterable[Manifest]) -> Requirements:
+    """The union of what these manifests need to know of a host."""
+    sonames: set[str] = set()
+    sources: set[str] = set()
+    for manifest in manifests:
+        sources.update(manifest.sources)
+        for artifact in manifest.artifacts:
+            if artifact.elf is not None:
+                sonames.update(artifact.elf.needed)
+    return Requirements(sonames=tuple(sorted(sonames)), sources=tuple(sorted(sources)))
+
+
+def rank(key: EntryKey, environment: Environment, arch: str) -> tuple[int, int, int, str]:
+    """Orders accepted entries for one architecture, best highest.
+
+    Exact architecture before family, then the toolkit release nearest to the host's CUDA runtime, then the newest tvm-ffi, and
+    last the fingerprint, so that every process of a fleet chooses the same.
+    """
+    release = _numbers(key.ingredients["cuda.release"])
+    runtime = _numbers(environment.fact("cuda.runtime").value or "")
+    minor = release[1] if len(release) > 1 else 0
+    host_minor = runtime[1] if len(runtime) > 1 else 0
+    tvm = _version(key.ingredients["tvm_ffi.version"])
+    patch = tvm[2] * 1000 + tvm[3] if tvm else 0
+    return (arch_score(key.ingredients["gpu.arch"], arch) or 0, -abs(minor - host_minor), patch, key.fingerprint)
+
+
+_ARCH = re.compile(r"([0-9]{1,2})([0-9])([af]?)")
+
+
+def arch_score(built: str, device: str) -> int | None:
+    """How well code built for `built` serves `device`, both in FlashInfer's spelling; None where it does not run.
+
+    FlashInfer's own rule for providers (`jit/_cuda_architecture.py`, cuda_binary_target_compatibility_score, 0.7.4): equal is best;
+    an `a` target runs on its own compute capability alone; `f` and unsuffixed targets run on later minors of the same major.
+    """
+    one, other = _ARCH.fullmatch(built), _ARCH.fullmatch(device)
+    if one is None or other is None:
+        return None
+    major, minor, suffix = int(one[1]), int(one[2]), one[3]
+    device_major, device_minor = int(other[1]), int(other[2])
+    if built == device:
+        return 400 + minor
+    if suffix == "a":
+        return 300 + minor if (major, minor) == (device_major, device_minor) else None
+    if major != device_major or minor > device_minor:
+        return None
+    return (200 if suffix == "f" else 100) + minor
+
+
+def _check(field: str, rule: str, wanted: str, found: Fact, passed: bool) -> Check:
+    return Check(field=field, rule=rule, wanted=wanted, found=found.describe(), passed=passed and found.known)
+
+
+def _equal(field: str, wanted: str, found: Fact) -> Check:
+    return _check(field, EQUAL, wanted, found, found.value == wanted)
+
+
+def _same_major(field: str, wanted: str, found: Fact) -> Check:
+    return _check(field, SAME_MAJOR, wanted, found, wanted.partition(".")[0] == (found.value or "").partition(".")[0])
+
+
+def _not_older(field: str, wanted: str, found: Fact) -> Check:
+    """The loader's ABI series is major.minor; within it a module may only meet a loader at least as new as its headers."""
+    built, host = _version(wanted), _version(found.value or "")
+    passed = found.value == wanted
+    if built is not None and host is not None:
+        passed = built[:2] == host[:2] and host >= built
+    return _check(field, NOT_OLDER, wanted, found, passed)
+
+
+def _runs_on(built: str, archs: tuple[str, ...], *, strict: bool) -> tuple[tuple[str, ...], Check]:
+    served = tuple(arch for arch in archs if (built == arch if strict else arch_score(built, arch) is not None))
+    found = " ".join(archs) or "no GPU is visible and no architecture was described (--arch, FLASHINFER_CUDA_ARCH_LIST)"
+    rule = EQUAL if strict else RUNS_ON
+    return served, Check(field="gpu.arch", rule=rule, wanted=built, found=found, passed=bool(served))
+
+
+def _source(path: str, wanted: str, found: Fact) -> Check:
+    return _check(f"flashinfer.sources: {path}", EQUAL, wanted, found, found.value == wanted)
+
+
+_FLOORS: Mapping[str, str] = {"GLIBC": "libc.version", "GLIBCXX": "libstdcxx.GLIBCXX", "CXXABI": "libstdcxx.CXXABI"}
+
+
+def _symbol_floor(path: str, prefix: str, version: str, environment: Environment) -> Check:
+    field = f"{path}: {prefix}_{version}"
+    name = _FLOORS.get(prefix)
+    if name is None:
+        unknown = f"no rule for symbol versions of {prefix}"
+        return Check(field=field, rule=AT_LEAST, wanted=version, found=unknown, passed=False)
+    found = environment.fact(name)
+    wanted_numbers, found_numbers = _numbers(version), _numbers(found.value or "")
+    return _check(field, AT_LEAST, version, found, bool(found_numbers) and found_numbers >= wanted_numbers)
+
+
+def _present(path: str, soname: str, found: Fact) -> Check:
+    return _check(f"{path}: needs {soname}", PRESENT, soname, found, found.known)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*", version):
+        return ()
+    return tuple(int(part) for part in version.split("."))
+
+
+_RELEASE = re.compile(r"([0-9]+)\.([0-9]+)\.([0-9]+)(?:\.post([0-9]+))?")
+
+
+def _version(text: str) -> tuple[int, int, int, int] | None:
+    """A final release or post release as numbers; None for anything else, which then only equals itself."""
+    match = _RELEASE.fullmatch(text)
+    return (int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)) if match else None
