@@ -1,0 +1,42 @@
+"""Files that other processes, and the dynamic loader, will trust: written whole or not at all, and checked before use.
+
+Invariants:
+- A name is only ever given to bytes that are complete, verified and on disk: temporary name in the same directory, fsync,
+  rename, fsync of the directory. No rename crosses directories, so a target in a lower overlay layer is no obstacle (B11).
+- No symbolic link is followed at a name that kcache writes, locks or loads. Links above a cache root are the host's business.
+- Modes are exact, whatever the umask.
+- `OSError` does not leave this package, except where a caller's own iterator raised it: it becomes an error with a remedy.
+
+Not here: what the files mean, and where they go.
+"""
+
+from kcache.fsops.checks import Identity, check_regular, check_root
+from kcache.fsops.locking import locked
+from kcache.fsops.space import free_bytes, require_space
+from kcache.fsops.writing import (
+    DAMAGED_PREFIX,
+    TEMPORARY_PREFIX,
+    Written,
+    ensure_directory,
+    set_aside,
+    sweep,
+    write_bytes,
+    write_stream,
+)
+
+__all__ = [
+    "DAMAGED_PREFIX",
+    "TEMPORARY_PREFIX",
+    "Identity",
+    "Written",
+    "check_regular",
+    "check_root",
+    "ensure_directory",
+    "free_bytes",
+    "locked",
+    "require_space",
+    "set_aside",
+    "sweep",
+    "write_bytes",
+    "write_stream",
+]
