@@ -16,11 +16,14 @@ from kcache.fsops.space import free_bytes, require_space
 from kcache.fsops.writing import (
     DAMAGED_PREFIX,
     TEMPORARY_PREFIX,
+    Staged,
     Written,
     ensure_directory,
     set_aside,
+    stage,
     sweep,
     write_bytes,
+    write_link,
     write_stream,
 )
 
@@ -28,6 +31,7 @@ __all__ = [
     "DAMAGED_PREFIX",
     "TEMPORARY_PREFIX",
     "Identity",
+    "Staged",
     "Written",
     "check_regular",
     "check_root",
@@ -36,7 +40,9 @@ __all__ = [
     "locked",
     "require_space",
     "set_aside",
+    "stage",
     "sweep",
     "write_bytes",
+    "write_link",
     "write_stream",
 ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from kcache.fsops.checks import Identity, check_root, kind_of
 from kcache.fsops.failures import translated
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Names that start so are unfinished files; readers skip them and `sweep` removes those of dead writers."""
+"""Names that start so are unfinished files; readers skip them and `sweep` removes old ones."""
 
 DAMAGED_PREFIX = ".damaged-"
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_SWEEP_AGE = 60.0
-"""Seconds: a temporary file younger than this may belong to a writer that has not locked it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +35,44 @@ class Written:
     identity: Identity
 
 
-def write_stream(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A file that is complete, verified and on disk under a temporary name: `commit` gives it its own, `discard` removes it.
+
+    Several files become visible together, as far as a file system allows, by staging all before committing any. Nothing is
+    held open meanwhile.
+    """
+
+    path: Path
+    temporary: str
+    size: int
+    sha256: str
+
+    def commit(self) -> Written:
+        """Gives the file its name, in place of a regular file of that name.
+
+        Raises:
+            TrustError: something that is no regular file has the name.
+            NoSpaceError, InstallError: the file system refused; nothing is left behind.
+        """
+        try:
+            with translated(self.path, "write"), _directory(self.path.parent) as parent:
+                _refuse_irregular(parent, self.path)
+                os.replace(self.temporary, self.path.name, src_dir_fd=parent, dst_dir_fd=parent)
+                found = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)  # after the rename, which sets ctime
+                os.fsync(parent)
+        except BaseException:
+            self.discard()
+            raise
+        return Written(path=self.path, size=self.size, sha256=self.sha256, identity=Identity.from_stat(found))
+
+    def discard(self) -> None:
+        """Removes the file unless it was committed. Never fails, and may be called again."""
+        with suppress(OSError):
+            self.path.with_name(self.temporary).unlink()
+
+
+def stage(
     directory: str | os.PathLike[str],
     name: str,
     chunks: Iterable[bytes],
@@ -46,10 +80,10 @@ def write_stream(
     mode: int = 0o644,
     expected_size: int | None,
     expected_sha256: str | None,
-) -> Written:
-    """Writes `chunks` as `directory/name`, replacing a regular file of that name, only if size and digest are as expected.
+) -> Staged:
+    """Writes `chunks` beside `directory/name` under a temporary name.
 
-    On any failure, an error raised by `chunks` included, nothing is left behind and what was there before is untouched.
+    On any failure, an error raised by `chunks` included, nothing is left behind.
 
     Args:
         directory: an existing directory, not a symbolic link.
@@ -66,43 +100,43 @@ def write_stream(
     if not name or "/" in name or name in (".", "..") or "\0" in name:
         raise InstallError(f"{name!r} is not a file name")
     path = Path(directory) / name
-    with translated(path, "write"):
-        parent = _open_directory(directory)
-    try:
-        return _write_in(parent, path, chunks, mode=mode, expected_size=expected_size, expected_sha256=expected_sha256)
-    finally:
-        os.close(parent)
-
-
-def _write_in(
-    parent: int, path: Path, chunks: Iterable[bytes], *, mode: int, expected_size: int | None, expected_sha256: str | None
-) -> Written:
     temporary = TEMPORARY_PREFIX + os.urandom(8).hex()
-    with translated(path, "write"):
+    with translated(path, "write"), _directory(path.parent) as parent:
         _refuse_irregular(parent, path)
         descriptor = os.open(temporary, _OPEN_NEW, 0o600, dir_fd=parent)
     try:
-        with suppress(OSError):  # only tells `sweep` that the writer lives; some network file systems have no flock
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         size, sha256 = _copy(descriptor, path, chunks, expected_size)
         if expected_size is not None and size != expected_size:
-            raise IntegrityError(f"{path.name} ends after {size} bytes", why=f"{expected_size} were expected")
+            raise IntegrityError(f"{name} ends after {size} bytes", why=f"{expected_size} were expected")
         if expected_sha256 is not None and sha256 != expected_sha256:
-            raise IntegrityError(f"{path.name} has digest {sha256}", why=f"{expected_sha256} was expected")
+            raise IntegrityError(f"{name} has digest {sha256}", why=f"{expected_sha256} was expected")
         with translated(path, "write"):
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
-            os.replace(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
-            identity = Identity.from_stat(os.fstat(descriptor))  # after the rename, which sets ctime
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary, dir_fd=parent)
+            path.with_name(temporary).unlink()
         raise
     finally:
         os.close(descriptor)
-    with translated(path, "write"):
-        os.fsync(parent)
-    return Written(path=path, size=size, sha256=sha256, identity=identity)
+    return Staged(path=path, temporary=temporary, size=size, sha256=sha256)
+
+
+def write_stream(
+    directory: str | os.PathLike[str],
+    name: str,
+    chunks: Iterable[bytes],
+    *,
+    mode: int = 0o644,
+    expected_size: int | None,
+    expected_sha256: str | None,
+) -> Written:
+    """Writes `chunks` as `directory/name`, replacing a regular file of that name, only if size and digest are as expected.
+
+    On any failure, an error raised by `chunks` included, nothing is left behind and what was there before is untouched.
+    Arguments and errors are those of `stage`.
+    """
+    return stage(directory, name, chunks, mode=mode, expected_size=expected_size, expected_sha256=expected_sha256).commit()
 
 
 def _copy(descriptor: int, path: Path, chunks: Iterable[bytes], limit: int | None) -> tuple[int, str]:
@@ -133,6 +167,28 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) ->
     """Writes `data` as the file `path`, whole or not at all. Raises as `write_stream`."""
     target = Path(path)
     return write_stream(target.parent, target.name, (data,), mode=mode, expected_size=None, expected_sha256=None)
+
+
+def write_link(path: str | os.PathLike[str], target: str) -> None:
+    """Makes the symbolic link `path` to `target`, in place of another link of that name; readers see the old or the new one.
+
+    Raises:
+        TrustError: something that is no link has the name, or its directory is a link.
+        NoSpaceError, InstallError: the file system refused.
+    """
+    link = Path(path)
+    temporary = TEMPORARY_PREFIX + os.urandom(8).hex()
+    with translated(link, "make the link"), _directory(link.parent) as parent:
+        if link.exists() and not link.is_symlink():
+            raise TrustError(f"{link} is {kind_of(link.lstat().st_mode)}, not a symbolic link", remedy="Remove it and run again.")
+        os.symlink(target, temporary, dir_fd=parent)
+        try:
+            os.replace(temporary, link.name, src_dir_fd=parent, dst_dir_fd=parent)
+            os.fsync(parent)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
+            raise
 
 
 def ensure_directory(path: str | os.PathLike[str], mode: int = 0o755, *, root: str | os.PathLike[str] | None = None) -> Path:
@@ -188,29 +244,27 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
     return aside
 
 
-def sweep(directory: str | os.PathLike[str]) -> int:
-    """Removes unfinished files of dead writers from `directory` and returns how many. Never fails.
+def sweep(directory: str | os.PathLike[str], idle: float = 3600.0) -> int:
+    """Removes unfinished files that nobody has written to for `idle` seconds, and returns how many. Never fails.
 
-    A living writer holds a lock on its temporary file, whatever container it runs in; ages alone could not tell.
+    They are what a killed writer leaves. No writer of kcache lives that long: each has a deadline.
     """
     removed = 0
     with suppress(OSError), os.scandir(directory) as listing:
         for item in listing:
             if item.name.startswith(TEMPORARY_PREFIX):
                 with suppress(OSError):
-                    removed += _remove_if_dead(item)
+                    if item.is_file(follow_symlinks=False) and time.time() - item.stat().st_mtime > idle:
+                        Path(item.path).unlink()
+                        removed += 1
     return removed
 
 
-def _remove_if_dead(item: os.DirEntry[str]) -> bool:
-    descriptor = os.open(item.path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+@contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    descriptor = _open_directory(path)
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or time.time() - found.st_mtime < _SWEEP_AGE:
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        Path(item.path).unlink()
-        return True
+        yield descriptor
     finally:
         os.close(descriptor)
 

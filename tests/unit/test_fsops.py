@@ -261,18 +261,56 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_bytes(tmp_path:
     assert names(tmp_path) == ["f"]
 
 
-def test_sweep_leaves_living_writers_and_fresh_files_alone(tmp_path: Path) -> None:
-    fresh = tmp_path / f"{fsops.TEMPORARY_PREFIX}fresh"
-    fresh.write_bytes(b"")
+def test_sweep_leaves_fresh_files_and_everything_else_alone(tmp_path: Path) -> None:
+    for name in ("fresh", "old"):
+        (tmp_path / f"{fsops.TEMPORARY_PREFIX}{name}").write_bytes(b"")
+    (tmp_path / "lib.so").write_bytes(b"")
+    for name in (f"{fsops.TEMPORARY_PREFIX}old", "lib.so"):
+        os.utime(tmp_path / name, (1, 1))
+    assert fsops.sweep(tmp_path) == 1
+    assert names(tmp_path) == [f"{fsops.TEMPORARY_PREFIX}fresh", "lib.so"]
+    assert fsops.sweep(tmp_path / "none") == 0
 
-    def slow() -> Iterator[bytes]:
-        (mine,) = set(tmp_path.glob(f"{fsops.TEMPORARY_PREFIX}*")) - {fresh}
-        os.utime(mine, (1, 1))
-        assert fsops.sweep(tmp_path) == 0
-        yield DATA
 
-    fsops.write_stream(tmp_path, "f", slow(), expected_size=len(DATA), expected_sha256=SHA256)
-    assert names(tmp_path) == [fresh.name, "f"]
+def test_a_staged_file_has_no_name_until_it_is_committed(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"before")
+    staged = fsops.stage(tmp_path, "f", chunks(), mode=0o755, expected_size=len(DATA), expected_sha256=SHA256)
+    assert (tmp_path / "f").read_bytes() == b"before" and len(names(tmp_path)) == 2
+    written = staged.commit()
+    assert written.path.read_bytes() == DATA and written.identity == fsops.Identity.of(tmp_path / "f")
+    staged.discard()
+    assert names(tmp_path) == ["f"] and stat.S_IMODE(written.path.stat().st_mode) == 0o755
+
+
+def test_a_discarded_file_leaves_nothing(tmp_path: Path) -> None:
+    staged = fsops.stage(tmp_path, "f", chunks(), expected_size=None, expected_sha256=None)
+    staged.discard()
+    staged.discard()
+    assert names(tmp_path) == []
+    with pytest.raises(InstallError):
+        staged.commit()
+
+
+def test_a_link_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    staged = fsops.stage(tmp_path, "f", chunks(), expected_size=None, expected_sha256=None)
+    (tmp_path / "f").symlink_to("goal")
+    with pytest.raises(TrustError, match="symbolic link"):
+        staged.commit()
+    assert names(tmp_path) == ["f"]
+
+
+def test_a_link_is_exchanged_and_nothing_else_is_replaced_by_one(tmp_path: Path) -> None:
+    for target in ("one", "two"):
+        fsops.write_link(tmp_path / "link", target)
+        assert str((tmp_path / "link").readlink()) == target
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "d").mkdir()
+    for name in ("file", "d"):
+        with pytest.raises(TrustError, match="not a symbolic link"):
+            fsops.write_link(tmp_path / name, "one")
+    with pytest.raises(InstallError, match="cannot make the link"):
+        fsops.write_link(tmp_path / "none" / "link", "one")
+    assert names(tmp_path) == ["d", "file", "link"]
 
 
 # directories and trust ----------------------------------------------------------------------------------------------------
