@@ -1,0 +1,5 @@
+"""`python -m kcache`."""
+
+from kcache.cli.main import main
+
+main()

@@ -1,0 +1,78 @@
+"""`kcache lookup`: would a restore hit here, and why not?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.cli import exit_codes
+from kcache.cli.options import archs_option, env_option, from_option, json_option, kinds_option, modules_option, python_option
+from kcache.report import HIT, MISS, PARTIAL
+
+if TYPE_CHECKING:
+    from kcache.workflows.lookup import LookupReport
+
+SHOWN = 10
+"""Candidates listed for people; --json lists all."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kcache lookup --from /mnt/kcache
+  kcache lookup --from /mnt/kcache --env container.json --json"""
+)
+@from_option
+@kinds_option
+@modules_option
+@archs_option
+@python_option
+@env_option
+@click.option("--strict-match", is_flag=True, help="Accept only entries whose every ingredient is equal.")
+@json_option
+def command(
+    stores: tuple[str, ...],
+    kinds: tuple[str, ...],
+    modules: tuple[str, ...],
+    archs: tuple[str, ...],
+    python: str | None,
+    env_file: str | None,
+    strict_match: bool,
+    as_json: bool,
+) -> None:
+    """Hit or miss for each kind, and for each candidate the fields that differ. Installs nothing."""
+    from kcache.store.open import open_store
+    from kcache.workflows.lookup import lookup
+    from kcache.workflows.target import TargetRequest, find_target
+
+    target = find_target(TargetRequest(python=python, archs=archs, env_file=env_file), os.environ)
+    reports = [lookup(open_store(store), target, kinds=kinds, modules=modules, strict=strict_match) for store in stores]
+    order = {HIT: 0, PARTIAL: 1, MISS: 2}
+    best = min(reports, key=lambda report: order.get(report.status, 3))
+    if as_json:
+        from kcache.cli.main import echo_json
+
+        echo_json(best.to_json())
+    else:
+        _tell(best)
+    sys.exit({HIT: exit_codes.DONE, PARTIAL: exit_codes.PARTIAL, MISS: exit_codes.MISS}.get(best.status, exit_codes.FAILED))
+
+
+def _tell(report: LookupReport) -> None:
+    for name, kind in sorted(report.kinds.items()):
+        click.echo(f"{name}: {kind.status}")
+        for reason in kind.reasons:
+            click.echo(f"  {reason}")
+    if not report.candidates:
+        click.echo("Nothing is published for this environment. The store has: " + (", ".join(report.environments) or "nothing"))
+    for candidate in report.candidates[:SHOWN]:
+        key = candidate.entry.key
+        name = f"{key.kind} {'+'.join(key.modules)} {key.ingredients['gpu.arch']} {key.fingerprint[7:19]}"
+        click.echo(f"  {name}: {'fits' if candidate.accepted else candidate.error or 'differs'}")
+        for check in candidate.differs:
+            click.echo(f"    {check.describe()}")
+    if len(report.candidates) > SHOWN:
+        click.echo(f"  and {len(report.candidates) - SHOWN} more (--json lists all)")

@@ -1,0 +1,117 @@
+"""The command line: a thin door. Each command lives in its own module and is imported only when it is called.
+
+`kcache restore` is on the way of every server's start, so this module imports click and nothing else that costs time.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from kcache import __version__
+from kcache.cli import exit_codes
+from kcache.errors import KcacheError
+
+log = logging.getLogger(__name__)
+
+COMMANDS = {
+    "build": "compile entries on a host that needs no GPU",
+    "doctor": "what would keep a restored cache from being used here, with remedies",
+    "env": "what this host is: every ingredient of a key",
+    "lookup": "which published entries fit this host, and why the others do not",
+    "publish": "upload built entries, then make them visible",
+    "restore": "put matching entries in place, then start a server",
+    "verify": "prove in a fresh process that no compiler runs",
+}
+"""Command -> one line of help. The module is `kcache.cli.<command>`, the function `command`."""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        found = import_module(f"kcache.cli.{cmd_name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise click.UsageError(f"There is no command `{args[0]}`.{hint} `kcache --help` lists them.", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kcache")
+@click.option("-v", "--verbose", count=True, help="Say more on stderr; twice for everything.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only what went wrong.")
+def app(verbose: int, quiet: bool) -> None:
+    """Kernels compiled once on a farm, accepted by the library in every container.
+
+    \b
+    Exit codes: 0 done, 1 failed, 2 usage, 3 partial, 10 miss, 11 locked, 12 corrupt or untrusted.
+    `kcache restore -- CMD` always reaches CMD, whatever happened, unless --strict is given.
+    """
+    level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="kcache: %(message)s")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and ends the process with the contract's exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        app.main(args=words, prog_name="kcache", standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("kcache: stopped", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        _start_anyway(words)
+        sys.exit(exit_codes.USAGE)
+    except KcacheError as error:
+        click.echo(f"kcache: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Exception:  # a server's start may be at stake
+        log.exception("kcache failed in a way that it does not know; please report this")
+        _start_anyway(words)
+        sys.exit(exit_codes.FAILED)
+
+
+def _start_anyway(words: list[str]) -> None:
+    """`kcache restore` with a command reaches that command even when its own options are wrong, unless --strict was given."""
+    if "restore" not in words or "--" not in words:
+        return
+    ours, server = words[: words.index("--")], words[words.index("--") + 1 :]
+    if server and "--strict" not in ours:
+        from kcache.cli.start import start
+
+        start(server, {})
+
+
+def echo_json(document: dict[str, Any]) -> None:
+    """One JSON object on stdout, and nothing else there."""
+    import json
+
+    click.echo(json.dumps(document, indent=2, sort_keys=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Options that several commands share, so that they are spelled and explained the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _words(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """`--kinds a,b --kinds c` as ("a", "b", "c")."""
+    return tuple(dict.fromkeys(word for text in value for word in text.replace(",", " ").split()))
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    return click.option(*names, **attributes)
+
+
+from_option = _option(
+    "--from",
+    "stores",
+    multiple=True,
+    required=True,
+    metavar="STORE",
+    help="Where entries are published; several are tried in order.",
+)
+kinds_option = _option(
+    "--kinds", multiple=True, callback=_words, metavar="KIND,...", help="Only these cache kinds, such as sampling."
+)
+modules_option = _option(
+    "--modules", multiple=True, callback=_words, metavar="NAME,...", help="Only these modules of FlashInfer."
+)
+archs_option = _option(
+    "--arch",
+    "archs",
+    multiple=True,
+    callback=_words,
+    metavar="ARCH,...",
+    help="GPU architectures, such as 9.0a, instead of this host's.",
+)
+python_option = _option("--python", metavar="PATH", help="The Python that will import FlashInfer; this one by default.")
+env_option = _option(
+    "--env", "env_file", metavar="FILE", help="An environment saved by `kcache env --save`, instead of this host."
+)
+json_option = _option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

@@ -1,0 +1,209 @@
+"""`kcache restore`: what stands in a container's entrypoint. With a command, it always ends in that command."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.cli import exit_codes
+from kcache.cli.options import archs_option, env_option, from_option, json_option, kinds_option, modules_option, python_option
+from kcache.report import ERROR, HIT, MISS, PARTIAL
+
+if TYPE_CHECKING:
+    from kcache.report import RestoreReport
+
+log = logging.getLogger(__name__)
+
+HANG_GRACE = 1.0
+"""Seconds after the deadline in which the workflow's own bounds should have ended it."""
+
+CODES = {HIT: exit_codes.DONE, PARTIAL: exit_codes.PARTIAL, MISS: exit_codes.MISS}
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False},
+    epilog="""\b
+Examples:
+  kcache restore --from /mnt/kcache -- vllm serve MODEL
+  eval "$(kcache restore --from /mnt/kcache --shell)"
+  kcache restore --from /mnt/kcache --prove --arch 9.0a     # in an image build, no GPU needed""",
+)
+@from_option
+@kinds_option
+@modules_option
+@archs_option
+@python_option
+@env_option
+@click.option("--prove", is_flag=True, help="Then run `kcache verify`: a fresh process, no compiler.")
+@click.option("--deadline", default="30s", metavar="TIME", help="At most this long before the command starts (30s, 2m).")
+@click.option("--lock-timeout", default="60s", metavar="TIME", help="Wait this long for another restore of the same cache.")
+@click.option("--strict", is_flag=True, help="Do not start the command unless everything was restored.")
+@click.option("--strict-match", is_flag=True, help="Accept only entries whose every ingredient is equal.")
+@click.option("--into-package", is_flag=True, help="Copy into flashinfer/data/aot instead of PYTHONPATH.")
+@click.option("--shell", is_flag=True, help="Print `export` lines for eval.")
+@json_option
+@click.argument("server", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
+def command(
+    stores: tuple[str, ...],
+    kinds: tuple[str, ...],
+    modules: tuple[str, ...],
+    archs: tuple[str, ...],
+    python: str | None,
+    env_file: str | None,
+    prove: bool,
+    deadline: str,
+    lock_timeout: str,
+    strict: bool,
+    strict_match: bool,
+    into_package: bool,
+    shell: bool,
+    as_json: bool,
+    server: tuple[str, ...],
+) -> None:
+    """Put matching entries in place and check that FlashInfer will use them; then start CMD.
+
+    \b
+    Variables that the server needs are set for CMD, or printed with --shell. A miss is no error: CMD starts and
+    FlashInfer compiles as it would without kcache. Without CMD the exit code says what happened.
+    """
+    try:
+        report = _run(
+            stores=stores,
+            kinds=kinds,
+            modules=modules,
+            archs=archs,
+            python=python,
+            env_file=env_file,
+            prove=prove,
+            deadline=_seconds(deadline, "--deadline"),
+            lock_timeout=_seconds(lock_timeout, "--lock-timeout"),
+            strict_match=strict_match,
+            into_package=into_package,
+        )
+    except click.UsageError:
+        if not server or strict:
+            raise
+        report = _failed(sys.exc_info()[1])
+    except Exception as error:  # a server's start is at stake  # noqa: BLE001
+        report = _failed(error)
+    _say(report, as_json=as_json, shell=shell)
+    if server and (report.status == HIT or not strict):
+        from kcache.cli.start import start
+
+        start(server, report.env)
+    sys.exit(CODES.get(report.status, report.exit_code))
+
+
+def _run(
+    *,
+    stores: tuple[str, ...],
+    kinds: tuple[str, ...],
+    modules: tuple[str, ...],
+    archs: tuple[str, ...],
+    python: str | None,
+    env_file: str | None,
+    prove: bool,
+    deadline: float,
+    lock_timeout: float,
+    strict_match: bool,
+    into_package: bool,
+) -> RestoreReport:
+    from kcache.workflows.entrypoint import restore_here
+    from kcache.workflows.restore import RestoreRequest
+    from kcache.workflows.target import TargetRequest
+
+    request = RestoreRequest(
+        kinds=kinds, modules=modules, strict_match=strict_match, lock_timeout=lock_timeout, into_package=into_package
+    )
+    where = TargetRequest(python=python, archs=archs, env_file=env_file)
+    with _bounded(deadline):
+        report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline)
+    if prove:
+        from kcache.workflows.entrypoint import with_proof
+
+        report = with_proof(report, where, os.environ)
+    return report
+
+
+@contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """Ends whatever hangs (a dead network file system, a driver that does not answer) a little after the deadline."""
+    import signal
+
+    def ring(_signal: int, _frame: object) -> None:
+        from kcache.errors import UnavailableError
+
+        raise UnavailableError("restore hung beyond its deadline", why=f"{seconds:g} s were allowed", remedy="Raise --deadline.")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds + HANG_GRACE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _failed(error: BaseException | None) -> RestoreReport:
+    """The report of a restore that ended in an exception: one line for people, the traceback for the log."""
+    from kcache.errors import KcacheError
+    from kcache.report import RestoreReport
+
+    if isinstance(error, click.ClickException):
+        return RestoreReport(status=ERROR, reasons=(error.format_message(),), exit_code=exit_codes.USAGE)
+    if isinstance(error, KcacheError):
+        log.debug("restore failed", exc_info=error)
+        return RestoreReport(status=ERROR, reasons=(str(error),), exit_code=error.exit_code)
+    log.error("restore failed in a way that kcache does not know; please report this", exc_info=error)
+    return RestoreReport(status=ERROR, reasons=(f"{type(error).__name__}: {error}",), exit_code=exit_codes.FAILED)
+
+
+def _seconds(text: str, option: str) -> float:
+    """`30`, `30s`, `500ms`, `2m` as seconds."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    number = text.rstrip("msh")
+    try:
+        seconds = float(number) * units[text[len(number) :] or "s"]
+    except (ValueError, KeyError):
+        seconds = -1.0
+    if not 0 <= seconds < 1e6:
+        raise click.UsageError(f"{option} {text!r} is not a time. Write 30s, 2m or 500ms.")
+    return seconds
+
+
+def _say(report: RestoreReport, *, as_json: bool, shell: bool) -> None:
+    if as_json:
+        from kcache.cli.main import echo_json
+
+        echo_json(report.to_json())
+    if shell:
+        import shlex
+
+        for name, value in report.env.items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+    click.echo(f"kcache: {_summary(report)}", err=True)
+    for line in report.warnings:
+        log.warning("%s", line)
+
+
+def _summary(report: RestoreReport) -> str:
+    entries = [entry for kind in report.kinds.values() for entry in kind.entries]
+    modules = ", ".join(sorted({module for entry in entries for module in entry.modules}))
+    seconds = f"{report.seconds * 1000:.0f} ms"
+    reasons = [*report.reasons, *(reason for kind in report.kinds.values() for reason in kind.reasons)]
+    why = "; ".join(reasons)
+    if report.status == HIT:
+        new = any(entry.action != "in-place" for entry in entries)
+        done = "restored" if new else "already in place"
+        return f"{done}: {modules} in {seconds}; {report.seconds_saved:.0f} s of compiling avoided"
+    if report.status == PARTIAL:
+        return f"partly restored ({modules}) in {seconds}; the rest will be compiled when first used: {why}"
+    if report.status == MISS:
+        return f"nothing restored; kernels will be compiled when first used: {why}"
+    return f"restore failed; kernels will be compiled when first used: {why}"

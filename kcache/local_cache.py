@@ -1,0 +1,253 @@
+"""The cache on this host: where things lie below a cache root, and what was installed there.
+
+    <root>/v1/lock                                   one writer at a time
+    <root>/v1/entries/<fingerprint>/<module>/<module>.so
+    <root>/v1/entries/<fingerprint>/manifest.json    the verified manifest
+    <root>/v1/entries/<fingerprint>/receipt.json     written last: the entry is installed
+    <root>/v1/site/<view>/flashinfer_jit_cache/      what FlashInfer sees (kcache.kinds.provider)
+    <root>/v1/current/<environment>.json             which view an environment uses
+    <root>/v1/sources/<package>.json                 digests of FlashInfer's files by identity, so that they are read once
+    <root>/v1/proofs/<environment>.json              what `kcache verify` proved
+
+Invariants: without a receipt nothing is installed; a receipt is believed only as far as the files still are what it says, by
+identity (size, times, inode) or else by digest. Nothing below a root that others can write is believed at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kcache import digest, fsops
+from kcache.errors import InstallError, KcacheError, TrustError
+from kcache.fsops import Identity, Staged
+from kcache.kinds.provider import View
+from kcache.manifest import Manifest, parse_manifest
+
+RECEIPT_FORMAT = "kcache.receipt/1"
+_DOCUMENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledEntry:
+    """An entry whose files are in place and are what its manifest says."""
+
+    manifest: Manifest
+    manifest_sha256: str
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """An entry that was installed and no longer is what it was: which file, and how it differs."""
+
+    path: Path
+    reason: str
+
+
+class LocalCache:
+    """One cache root. Reading checks owners and modes; nothing is created until something is written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base = root / "v1"
+        self.lock_path = self.base / "lock"
+        self.site = self.base / "site"
+
+    def entry_directory(self, fingerprint: str) -> Path:
+        return self.base / "entries" / fingerprint.removeprefix("sha256:")
+
+    def check(self) -> None:
+        """Refuses a root, or a directory of ours below it, that others could have written to.
+
+        Raises:
+            TrustError: with the directory and the remedy.
+        """
+        for directory in (self.root, self.base, self.base / "entries", self.site, self.base / "current"):
+            if directory.is_symlink() or directory.exists():
+                fsops.check_root(directory)
+
+    def prepare(self) -> None:
+        """Makes the directories that writers need, with exact modes.
+
+        Raises:
+            InstallError, TrustError: they cannot be made, or belong to somebody else.
+        """
+        for directory in (self.root, self.base, self.base / "entries", self.site):
+            fsops.ensure_directory(directory)
+        self.check()
+
+    def fingerprints(self) -> Iterator[str]:
+        """The fingerprints of entries that have a receipt."""
+        with suppress(OSError):
+            for directory in sorted((self.base / "entries").iterdir()):
+                if (directory / "receipt.json").exists():
+                    yield f"sha256:{directory.name}"
+
+    def find(self, fingerprint: str) -> InstalledEntry | Damage | None:
+        """What is installed under a fingerprint: a whole entry, a damaged one, or nothing.
+
+        Files whose identity is the receipt's are not read again. Files that were only touched are hashed, and the receipt is
+        brought up to date where this process may write it.
+        """
+        directory = self.entry_directory(fingerprint)
+        receipt = self._document(directory / "receipt.json")
+        if receipt is None:
+            return None
+        try:
+            manifest, sha256 = self._manifest(directory, str(receipt.get("manifest_sha256")))
+        except (KcacheError, OSError) as error:
+            return Damage(path=directory / "manifest.json", reason=str(error))
+        if manifest.fingerprint != fingerprint:
+            return Damage(path=directory / "manifest.json", reason="it is the manifest of another entry")
+        recorded = receipt.get("files")
+        touched = False
+        for artifact in manifest.artifacts:
+            path = directory / artifact.path
+            found = Identity.of(path)
+            if found is None:
+                return Damage(path=path, reason="missing")
+            fsops.check_regular(path)
+            if isinstance(recorded, dict) and recorded.get(artifact.path) == found.to_json():
+                continue
+            touched = True
+            reason = f"{found.size} bytes instead of {artifact.size}" if found.size != artifact.size else ""
+            if not reason and digest.of_file(str(path))[0] != artifact.sha256:
+                reason = "other bytes than its manifest states"
+            if reason:
+                return Damage(path=path, reason=reason)
+        if touched:
+            with suppress(InstallError):
+                self.write_receipt(manifest, sha256)
+        return InstalledEntry(manifest=manifest, manifest_sha256=sha256, directory=directory)
+
+    def _manifest(self, directory: Path, sha256: str) -> tuple[Manifest, str]:
+        path = directory / "manifest.json"
+        fsops.check_regular(path)
+        data = path.read_bytes()
+        if digest.of_bytes(data) != sha256:
+            raise TrustError("it is not the manifest that the receipt names")
+        return parse_manifest(data), sha256
+
+    def _document(self, path: Path) -> dict[str, Any] | None:
+        """A JSON object of ours, or None where there is none that can be used. Never an error: it can be made again."""
+        try:
+            if path.is_symlink() or not path.exists() or path.stat().st_size > _DOCUMENT_BYTES:
+                return None
+            fsops.check_regular(path)
+            document = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError, TrustError):
+            return None
+        return document if isinstance(document, dict) else None
+
+    def stage_artifact(self, fingerprint: str, path: str, chunks: Iterable[bytes], *, size: int, sha256: str) -> Staged:
+        """Writes one file of an entry under a temporary name beside its own; `commit` gives it that name. What lay there before
+        goes on existing for those who opened it."""
+        target = self.entry_directory(fingerprint) / path
+        fsops.ensure_directory(target.parent, root=self.root)
+        return fsops.stage(target.parent, target.name, chunks, expected_size=size, expected_sha256=sha256)
+
+    def write_receipt(self, manifest: Manifest, manifest_sha256: str, encoded: bytes | None = None) -> None:
+        """Makes an entry visible: its manifest if `encoded` is given, then the receipt, last."""
+        directory = self.entry_directory(manifest.fingerprint)
+        if encoded is not None:
+            fsops.write_bytes(directory / "manifest.json", encoded)
+        identities = {artifact.path: Identity.of(directory / artifact.path) for artifact in manifest.artifacts}
+        document = {
+            "format": RECEIPT_FORMAT,
+            "manifest_sha256": manifest_sha256,
+            "files": {path: identity.to_json() for path, identity in identities.items() if identity is not None},
+        }
+        fsops.write_bytes(directory / "receipt.json", digest.canonical_json(document))
+
+    def remove_if_empty(self, manifest: Manifest) -> None:
+        """Removes the directories that an installation made and left empty."""
+        directory = self.entry_directory(manifest.fingerprint)
+        with suppress(OSError):
+            for parent in [*sorted({(directory / a.path).parent for a in manifest.artifacts}), directory]:
+                parent.rmdir()
+
+    def set_aside(self, fingerprint: str, damage: Damage) -> None:
+        """Takes a damaged entry out of use: its receipt goes first, then the damaged file gets a name that nothing loads."""
+        with suppress(FileNotFoundError):
+            (self.entry_directory(fingerprint) / "receipt.json").unlink()
+        if damage.path.is_symlink() or damage.path.exists():
+            fsops.set_aside(damage.path)
+
+    def write_view(self, view: View) -> Path:
+        """Makes a view, unless it is there already, and returns its directory. A view that does not hold what it should is
+        completed in place: its content is named by its id."""
+        directory = self.site / view.id
+        if self._view_in_place(directory, view):
+            return directory
+        # The package's own files come last: without them the view offers nothing.
+        for path in [*sorted(view.links), *sorted(view.files, reverse=True)]:
+            fsops.ensure_directory((directory / path).parent, root=self.root)
+            if path in view.files:
+                fsops.write_bytes(directory / path, view.files[path])
+            else:
+                fsops.write_link(directory / path, view.links[path])
+        return directory
+
+    def _view_in_place(self, directory: Path, view: View) -> bool:
+        try:
+            for path in view.files:
+                fsops.check_regular(directory / path)
+            return all((directory / path).read_bytes() == data for path, data in view.files.items()) and all(
+                str((directory / path).readlink()) == target for path, target in view.links.items()
+            )
+        except OSError:
+            return False
+
+    def read(self, room: str, name: str) -> dict[str, Any] | None:
+        """A small document of ours, such as `read("current", environment_id)`."""
+        return self._document(self.base / room / f"{name}.json")
+
+    def write(self, room: str, name: str, document: Mapping[str, Any]) -> None:
+        """Writes a small document unless it already says the same.
+
+        Raises:
+            InstallError: it cannot be written.
+        """
+        if self.read(room, name) == document:
+            return
+        fsops.ensure_directory(self.base / room, root=self.root)
+        fsops.write_bytes(self.base / room / f"{name}.json", digest.canonical_json(document))
+
+
+class SourceMemo:
+    """Digests of files outside the cache, remembered by identity, so that an unchanged file is read only once.
+
+    The memo lies below the cache root, which only we can write; a file with any other size, time or inode is read again.
+    """
+
+    def __init__(self, cache: LocalCache, package: Path) -> None:
+        self._cache = cache
+        self._package = package
+        self._name = digest.of_bytes(str(package).encode()).removeprefix("sha256:")[:16]
+        files = (cache.read("sources", self._name) or {}).get("files")
+        self._known: dict[str, Any] = files if isinstance(files, dict) else {}
+
+    def recall(self, paths: Iterable[str]) -> dict[str, str]:
+        """The digests of those of `paths` (inside the package) that have not changed since they were hashed."""
+        digests = {}
+        for path in paths:
+            line = self._known.get(path)
+            if not isinstance(line, dict) or not digest.is_digest(line.get("sha256")):
+                continue
+            identity = Identity.of(self._package / path)
+            if identity is not None and identity.to_json() == line.get("identity"):
+                digests[path] = str(line["sha256"])
+        return digests
+
+    def remember(self, digests: Mapping[str, str], identities: Mapping[str, Identity]) -> None:
+        """Keeps new digests, each with the identity that the file had before it was read. A cache that cannot be written is
+        no obstacle: the files are read again next time."""
+        for path, sha256 in digests.items():
+            self._known[path] = {"sha256": sha256, "identity": identities[path].to_json()}
+        with suppress(InstallError, TrustError):
+            self._cache.write("sources", self._name, {"package": str(self._package), "files": self._known})

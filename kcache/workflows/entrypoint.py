@@ -1,0 +1,134 @@
+"""Restore as a container's entrypoint needs it: this host's cache root, its stores, its variables, and the proof if asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kcache.errors import InstallError, ProbeError, TrustError
+from kcache.local_cache import LocalCache
+from kcache.probe.caches import cache_root
+from kcache.report import ERROR, HIT, RestoreReport
+from kcache.store.open import open_store
+from kcache.store.wrappers import MetricsStore
+from kcache.workflows.install import Deadline
+from kcache.workflows.restore import RestoreRequest, restore
+from kcache.workflows.target import Target, TargetRequest, find_target
+from kcache.workflows.verify import Proof, verify
+
+
+HTTP_STORES = ("hf://", "http://", "https://")
+"""Stores whose requests go over HTTP; every other one is counted as none."""
+
+
+def restore_here(
+    request: RestoreRequest,
+    where: TargetRequest,
+    *,
+    stores: Sequence[str],
+    environ: Mapping[str, str],
+    deadline_seconds: float,
+) -> RestoreReport:
+    """Restores for the environment that `where` names, into the cache root in force.
+
+    Args:
+        stores: addresses, tried in order.
+        deadline_seconds: bounds waiting and downloading.
+
+    Raises:
+        KcacheError: nothing could be restored; see `kcache.workflows.restore.restore`.
+    """
+    deadline = Deadline.after(deadline_seconds)
+    cache, target = here(where, environ)
+    opened: list[MetricsStore] = []
+    request = replace(request, python_path=environ.get("PYTHONPATH", ""))
+    report = restore(request, [partial(_open, store, opened) for store in stores], cache, target, deadline)
+    return replace(
+        report,
+        bytes_downloaded=sum(store.bytes_read for store in opened),
+        http_requests=sum(store.requests.total() for store in opened if store.describe().startswith(HTTP_STORES)),
+        env={**report.env, **_bounded_jobs(report, environ)},
+    )
+
+
+def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str, str]) -> RestoreReport:
+    """The report with the proof of what was restored; a restore whose proof fails is an error.
+
+    Raises:
+        ProbeError: the fresh process gave no answer.
+    """
+    if not report.compiles_avoided:
+        return report
+    cache, target = here(where, environ)
+    proof = prove_restored(cache, target, {**environ, **report.env})
+    return replace(report, proof=proof, status=report.status if proof["status"] == "proven" else ERROR)
+
+
+def here(where: TargetRequest, environ: Mapping[str, str]) -> tuple[LocalCache, Target]:
+    """The cache in force and the environment that is meant.
+
+    Raises:
+        InstallError: no directory can be written. ProbeError, UsageError, ManifestError: as `find_target` says.
+    """
+    root = cache_root(environ, os.geteuid())
+    if root.path is None:
+        raise InstallError("no directory can be written for the cache", why=root.reason, remedy="Mount one and set KCACHE_DIR.")
+    target = find_target(where, environ, root.exports)
+    cache = LocalCache(Path(root.path))
+    target.remember_in(cache)
+    return cache, target
+
+
+def _open(address: str, opened: list[MetricsStore]) -> MetricsStore:
+    store = MetricsStore(open_store(address))
+    opened.append(store)
+    return store
+
+
+def _bounded_jobs(report: RestoreReport, environ: Mapping[str, str]) -> dict[str, str]:
+    """MAX_JOBS for a server that will have to compile after all. FlashInfer otherwise lets ninja start a compiler on every core,
+    which a memory limit does not survive (case B03). A value that was given is kept."""
+    if report.status == HIT or "MAX_JOBS" in environ:
+        return {}
+    from kcache.probe.limits import build_jobs
+
+    return {"MAX_JOBS": str(build_jobs(environ).jobs)}
+
+
+def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Runs `kcache.workflows.verify.verify` on this environment's view and keeps the result as its receipt.
+
+    Raises:
+        ProbeError: there is nothing to prove, or the fresh process gave no answer.
+    """
+    present = cache.read("current", target.id)
+    if present is None:
+        raise ProbeError("nothing is restored for this environment", remedy="Run `kcache restore` first.")
+    proof = run_proof(cache, target, environ, [str(module) for module in present.get("modules", [])])
+    document = {"view": present.get("view"), **proof.to_json()}
+    try:
+        cache.write("proofs", target.id, document)
+    except (InstallError, TrustError):
+        document["receipt"] = "not kept: the cache cannot be written"
+    return document
+
+
+def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], modules: Sequence[str]) -> Proof:
+    """The proof for some modules of the present view."""
+    from kcache.archs import arch_list_entry
+
+    described = target.environment.fact("gpu.source").value != "gpu"
+    present = cache.read("current", target.id) or {}
+    restored = [cache.base, *([target.aot_directory()] if present.get("into_package") else [])]
+    return verify(
+        modules,
+        python=target.python,
+        environ=environ,
+        archs=[arch_list_entry(arch) for arch in target.environment.archs] if described else [],
+        preload=target.preload() if target.environment.fact("torch.cuda").absent else [],
+        restored=restored,
+    )

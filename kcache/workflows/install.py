@@ -1,0 +1,91 @@
+"""Brings one entry from a store into the local cache: space, download, verification, extraction and receipt, in that order.
+
+What is written is verified file by file before it gets its name, and the entry counts as installed only when its receipt is
+written, after the whole archive was read and its digest was right. The caller holds the cache's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from kcache import archive, digest, fsops
+from kcache.errors import IntegrityError, UnavailableError
+from kcache.fsops import Staged
+from kcache.index import IndexEntry
+from kcache.local_cache import Damage, InstalledEntry, LocalCache
+from kcache.manifest import Manifest
+from kcache.store.base import Store
+
+SPACE_MARGIN = 1 << 20
+"""Bytes asked for beyond the files themselves: receipt, view, directories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """A moment of the monotonic clock after which a restore stops waiting."""
+
+    at: float
+    seconds: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(at=time.monotonic() + seconds, seconds=seconds)
+
+    def left(self) -> float:
+        """Seconds that remain, never negative."""
+        return max(0.0, self.at - time.monotonic())
+
+    def watch(self, chunks: Iterable[bytes], what: str) -> Iterator[bytes]:
+        """The same chunks, ended by an error once the deadline has passed.
+
+        Raises:
+            UnavailableError: while iterating.
+        """
+        for chunk in chunks:
+            if time.monotonic() > self.at:
+                raise UnavailableError(
+                    f"{what} took longer than the deadline",
+                    why=f"{self.seconds:g} s were allowed",
+                    remedy="Raise --deadline, or bring the store nearer.",
+                )
+            yield chunk
+
+
+def install_entry(cache: LocalCache, store: Store, entry: IndexEntry, manifest: Manifest, deadline: Deadline) -> InstalledEntry:
+    """Installs a verified manifest's entry.
+
+    Raises:
+        NoSpaceError: found before anything is written.
+        IntegrityError: bytes are not what the manifest says; nothing of the entry is in use.
+        StoreError, InstallError: the store failed, or the files could not be written.
+    """
+    encoded = manifest.encode()
+    if digest.of_bytes(encoded) != entry.manifest.sha256:
+        raise IntegrityError(f"the manifest of {entry.key.fingerprint} is not in canonical form", remedy="Publish it again.")
+    cache.prepare()
+    fsops.require_space(cache.base, manifest.archive.unpacked_size + len(encoded) + SPACE_MARGIN)
+    expected = {artifact.path: (artifact.size, artifact.sha256) for artifact in manifest.artifacts}
+
+    staged: list[Staged] = []
+
+    def sink(path: str, size: int, chunks: Iterator[bytes]) -> None:
+        staged.append(cache.stage_artifact(manifest.fingerprint, path, chunks, size=size, sha256=expected[path][1]))
+
+    chunks = deadline.watch(store.read(entry.archive.path), f"downloading {entry.archive.path}")
+    try:
+        archive.unpack(chunks, manifest.archive, expected, sink)
+    except BaseException:
+        for file in staged:
+            file.discard()
+        cache.remove_if_empty(manifest)
+        raise
+    for file in staged:
+        file.commit()
+    cache.write_receipt(manifest, entry.manifest.sha256, encoded)
+    found = cache.find(manifest.fingerprint)
+    if not isinstance(found, InstalledEntry):
+        reason = found.reason if isinstance(found, Damage) else "it is gone"
+        raise IntegrityError(f"{entry.key.fingerprint} was changed while it was installed", why=reason)
+    return found

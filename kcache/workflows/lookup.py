@@ -1,0 +1,126 @@
+"""Lookup: hit or miss for each kind, and for each published candidate the fields that differ. Installs nothing.
+
+Where a store has nothing for this very environment, the candidates of its other environments are listed instead, so that a miss
+says what it missed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kcache.documents import LIMITS
+from kcache.errors import KcacheError
+from kcache.index import IndexEntry, parse_index
+from kcache.manifest import Manifest
+from kcache.match import Check, match_binary, match_key
+from kcache.report import ERROR, HIT, MISS, KindReport, overall
+from kcache.store.base import Store
+from kcache.workflows.catalog import list_environments, read_index, read_manifest
+from kcache.workflows.resolve import Choice, candidates, choose, grouped, wanted, why_missing
+from kcache.workflows.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateReport:
+    """One published entry: whether it may be used here, and otherwise which fields differ."""
+
+    entry: IndexEntry
+    differs: tuple[Check, ...]
+    error: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        return not self.differs and not self.error
+
+    def to_json(self) -> dict[str, Any]:
+        key = self.entry.key
+        return {
+            "fingerprint": key.fingerprint,
+            "kind": key.kind,
+            "modules": list(key.modules),
+            "ingredients": dict(key.ingredients),
+            "bytes": self.entry.archive.size,
+            "build_seconds": round(self.entry.build_seconds, 1),
+            "accepted": self.accepted,
+            "differs": [check.to_json() for check in self.differs],
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupReport:
+    """The answer to "would a restore hit here?". `candidates` are nearest first: fewest differing fields."""
+
+    status: str
+    kinds: dict[str, KindReport]
+    candidates: tuple[CandidateReport, ...]
+    environments: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "status": self.status,
+            "kinds": {name: kind.to_json() for name, kind in sorted(self.kinds.items())},
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+            "environments": list(self.environments),
+        }
+
+
+def lookup(
+    store: Store, target: Target, *, kinds: Sequence[str] = (), modules: Sequence[str] = (), strict: bool = False
+) -> LookupReport:
+    """Decides about every published entry that was asked for.
+
+    Raises:
+        StoreError, IntegrityError, ManifestError: the store cannot be read, or what it says cannot be used.
+    """
+    environments = tuple(list_environments(store))
+    index = read_index(store, target.index_ingredients())
+    own = index.entries if index is not None else ()
+    asked = [entry for entry in own if wanted(entry.key, kinds, modules)]
+    decided = candidates(asked, target.environment, strict=strict)
+    choices = [
+        choose(group, target.environment, read_manifest=lambda e: read_manifest(store, e), facts_for=target.facts_for)
+        for group in grouped(decided).values()
+    ]
+    relevant = [choice for choice in choices if choice.for_this_gpu] or choices
+    reports = {kind: _kind(target, [c for c in relevant if c.name[0] == kind]) for kind in {c.name[0] for c in relevant}}
+    for kind in kinds:
+        reports.setdefault(kind, KindReport(status=MISS, reasons=("nothing of this kind is published for this environment",)))
+    others = [] if asked else [e for e in _elsewhere(store, environments, own) if wanted(e.key, kinds, modules)]
+    listed = [_candidate(store, target, entry, strict=strict) for entry in [*asked, *others]]
+    listed.sort(key=lambda c: (len(c.differs) + bool(c.error), c.entry.key.kind, c.entry.key.modules, c.entry.key.fingerprint))
+    return LookupReport(status=overall(reports), kinds=reports, candidates=tuple(listed), environments=environments)
+
+
+def _kind(target: Target, choices: Sequence[Choice]) -> KindReport:
+    archs = target.environment.archs
+    missing = [(choice, choice.missing(archs)) for choice in choices]
+    whole = bool(archs) and not any(lacking for _, lacking in missing)
+    reasons = [line for choice, lacking in missing if lacking or not archs for line in why_missing(choice, lacking)]
+    hits = any(choice.chosen for choice in choices)
+    failed = any(choice.failed for choice in choices)
+    status = HIT if whole else "partial" if hits else ERROR if failed else MISS
+    return KindReport(status=status, reasons=tuple(dict.fromkeys(reasons)))
+
+
+def _elsewhere(store: Store, environments: Sequence[str], own: Sequence[IndexEntry]) -> list[IndexEntry]:
+    """Entries of the store's other environments, for explanation only."""
+    entries: list[IndexEntry] = []
+    known = {entry.key.fingerprint for entry in own}
+    for path in environments:
+        data = store.read_bytes(path, LIMITS.index_bytes)
+        entries += [entry for entry in parse_index(data, path).entries if entry.key.fingerprint not in known]
+    return entries
+
+
+def _candidate(store: Store, target: Target, entry: IndexEntry, *, strict: bool) -> CandidateReport:
+    decision = match_key(entry.key, target.environment, strict=strict)
+    if not decision.accepted:
+        return CandidateReport(entry=entry, differs=decision.differs)
+    try:
+        manifest: Manifest = read_manifest(store, entry)
+    except KcacheError as error:
+        return CandidateReport(entry=entry, differs=(), error=str(error))
+    return CandidateReport(entry=entry, differs=match_binary(manifest, target.facts_for(manifest)).differs)

@@ -1,0 +1,95 @@
+"""What a restore comes to: the report, made from what was chosen, placed, refused and failed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcache.errors import KcacheError
+from kcache.local_cache import InstalledEntry
+from kcache.report import ERROR, HIT, MISS, PARTIAL, EntryReport, KindReport, RestoreReport, overall
+from kcache.workflows.resolve import Choice, why_missing
+from kcache.workflows.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Everything that the report is made of.
+
+    kinds:     those that were asked for by name.
+    choices:   one for each group of published entries that was asked for.
+    placed:    fingerprint -> entry, for everything that is in place.
+    actions:   fingerprint -> how it came to be in place.
+    errors:    fingerprint -> why it is not.
+    refusals:  module -> why FlashInfer will not use the restored library.
+    where:     the index that was asked for.
+    """
+
+    kinds: Sequence[str]
+    choices: Sequence[Choice]
+    placed: Mapping[str, InstalledEntry]
+    actions: Mapping[str, str]
+    errors: Mapping[str, KcacheError]
+    refusals: Mapping[str, str]
+    where: str
+    anything_published: bool
+
+    @property
+    def nothing(self) -> str:
+        """The reason where no group was there to choose from."""
+        if self.anything_published:
+            return f"nothing that was asked for is published in {self.where}"
+        return f"no store publishes {self.where}"
+
+
+def report(
+    outcome: Outcome, target: Target, *, env: Mapping[str, str], warnings: Sequence[str], root: Path, seconds: float
+) -> RestoreReport:
+    """The report of one restore. Groups built only for other GPUs count only if there is nothing else."""
+    relevant = [choice for choice in outcome.choices if choice.for_this_gpu] or list(outcome.choices)
+    kinds = {
+        kind: _kind_report(outcome, target, [choice for choice in relevant if choice.name[0] == kind])
+        for kind in sorted({choice.name[0] for choice in relevant})
+    }
+    for kind in outcome.kinds:
+        kinds.setdefault(kind, KindReport(status=MISS, reasons=(outcome.nothing,)))
+    used = [e for e in outcome.placed.values() if not any(module in outcome.refusals for module in e.manifest.key.modules)]
+    errors = [*outcome.errors.values(), *(error for choice in outcome.choices for error in choice.failed)]
+    return RestoreReport(
+        status=overall(kinds),
+        kinds=kinds,
+        reasons=() if kinds else (outcome.nothing,),
+        warnings=tuple(warnings),
+        seconds=seconds,
+        compiles_avoided=sum(len(entry.manifest.key.modules) for entry in used),
+        seconds_saved=sum(sum(entry.manifest.build_seconds.values()) for entry in used),
+        env=env,
+        cache_root=str(root),
+        exit_code=errors[0].exit_code if errors else 1,
+    )
+
+
+def _kind_report(outcome: Outcome, target: Target, choices: Sequence[Choice]) -> KindReport:
+    entries: list[EntryReport] = []
+    reasons: list[str] = []
+    failed = False
+    for choice in choices:
+        modules = "+".join(choice.name[1])
+        for arch, (line, _) in sorted(choice.chosen.items()):
+            fingerprint = line.key.fingerprint
+            bad = [f"{module}: {outcome.refusals[module]}" for module in choice.name[1] if module in outcome.refusals]
+            if fingerprint in outcome.errors:
+                failed = True
+                reasons.append(f"{modules}: {outcome.errors[fingerprint]}")
+            elif bad:
+                reasons += bad
+            else:
+                action = outcome.actions[fingerprint]
+                entries.append(EntryReport(fingerprint=fingerprint, modules=choice.name[1], arch=arch, action=action))
+        missing = choice.missing(target.environment.archs)
+        if missing or not choice.chosen:
+            failed = failed or bool(choice.failed)
+            reasons += why_missing(choice, missing)
+    status = HIT if not reasons else PARTIAL if entries else ERROR if failed else MISS
+    return KindReport(status=status, entries=tuple(entries), reasons=tuple(dict.fromkeys(reasons)))

@@ -1,0 +1,138 @@
+"""Which entries fit this environment, and why the others do not.
+
+Candidates come from an index; each gets a decision by key. For every group (a kind and its modules) and every architecture of
+the environment the best accepted candidate is taken whose manifest also passes. Decisions are `kcache.match`'s; this module
+brings them the manifests and the facts that they ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kcache.errors import KcacheError
+from kcache.index import IndexEntry
+from kcache.key import EntryKey, Environment
+from kcache.manifest import Manifest
+from kcache.match import Check, Decision, match_binary, match_key, rank
+
+GroupName = tuple[str, tuple[str, ...]]
+"""A kind and its modules, such as `("sampling", ("sampling", "topk"))`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One published entry and what was decided about it."""
+
+    entry: IndexEntry
+    decision: Decision
+
+    @property
+    def name(self) -> GroupName:
+        return (self.entry.key.kind, self.entry.key.modules)
+
+    @property
+    def built_for_this_gpu(self) -> bool:
+        return bool(self.decision.archs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What was chosen for one group.
+
+    chosen:  architecture -> the entry and its manifest.
+    refused: (fingerprint, reasons) for candidates of this GPU that were refused.
+    failed:  errors met on the way; candidates that could not be looked at.
+    """
+
+    name: GroupName
+    chosen: Mapping[str, tuple[IndexEntry, Manifest]] = field(default_factory=dict)
+    refused: tuple[tuple[str, tuple[Check, ...]], ...] = ()
+    failed: tuple[KcacheError, ...] = ()
+    for_this_gpu: bool = True
+
+    def missing(self, archs: Iterable[str]) -> tuple[str, ...]:
+        return tuple(arch for arch in archs if arch not in self.chosen)
+
+
+def wanted(key: EntryKey, kinds: Sequence[str], modules: Sequence[str]) -> bool:
+    """Whether an entry was asked for. No kinds and no modules ask for everything."""
+    if not kinds and not modules:
+        return True
+    return key.kind in kinds or (key.kind == "modules" and all(module in modules for module in key.modules))
+
+
+def candidates(entries: Iterable[IndexEntry], environment: Environment, *, strict: bool) -> list[Candidate]:
+    """Every entry with its decision by key, in the order given."""
+    return [Candidate(entry=entry, decision=match_key(entry.key, environment, strict=strict)) for entry in entries]
+
+
+def choose(
+    group: Sequence[Candidate],
+    environment: Environment,
+    *,
+    read_manifest: Callable[[IndexEntry], Manifest],
+    facts_for: Callable[[Manifest], Environment],
+) -> Choice:
+    """The best usable entry of one group for each architecture.
+
+    Args:
+        group: candidates of one kind and the same modules, not empty.
+        read_manifest: brings an entry's verified manifest; raises `KcacheError`.
+        facts_for: the environment with everything that `kcache.match.requirements` names of a manifest.
+    """
+    chosen: dict[str, tuple[IndexEntry, Manifest]] = {}
+    refused = {c.entry.key.fingerprint: c.decision.differs for c in group if not c.decision.accepted and c.built_for_this_gpu}
+    failed: dict[str, KcacheError] = {}
+    passed: dict[str, Manifest] = {}
+    for arch in environment.archs:
+        fitting = [c for c in group if c.decision.accepted and arch in c.decision.archs]
+        for candidate in sorted(fitting, key=lambda c: rank(c.entry.key, environment, arch), reverse=True):
+            fingerprint = candidate.entry.key.fingerprint
+            if fingerprint in refused or fingerprint in failed:
+                continue
+            if fingerprint not in passed:
+                try:
+                    manifest = read_manifest(candidate.entry)
+                    decision = match_binary(manifest, facts_for(manifest))
+                except KcacheError as error:
+                    failed[fingerprint] = error
+                    continue
+                if not decision.accepted:
+                    refused[fingerprint] = decision.differs
+                    continue
+                passed[fingerprint] = manifest
+            chosen[arch] = (candidate.entry, passed[fingerprint])
+            break
+    return Choice(
+        name=group[0].name,
+        chosen=chosen,
+        refused=tuple(sorted(refused.items())),
+        failed=tuple(failed.values()),
+        for_this_gpu=any(candidate.built_for_this_gpu for candidate in group),
+    )
+
+
+def grouped(found: Iterable[Candidate]) -> dict[GroupName, list[Candidate]]:
+    """Candidates by kind and modules, in a stable order."""
+    groups: dict[GroupName, list[Candidate]] = {}
+    for candidate in sorted(found, key=lambda candidate: candidate.name):
+        groups.setdefault(candidate.name, []).append(candidate)
+    return groups
+
+
+SHOWN_CHECKS = 3
+"""Fields shown for each refused candidate; `kcache lookup` shows all."""
+
+
+def why_missing(choice: Choice, missing: Sequence[str]) -> list[str]:
+    """One line for everything that keeps a group from being used on `missing` architectures."""
+    modules = "+".join(choice.name[1])
+    lines = [f"{modules}: {error}" for error in choice.failed]
+    for fingerprint, checks in choice.refused:
+        shown = "; ".join(check.describe() for check in checks[:SHOWN_CHECKS])
+        more = f"; and {len(checks) - SHOWN_CHECKS} more" if len(checks) > SHOWN_CHECKS else ""
+        lines.append(f"{modules} {fingerprint[7:19]}: {shown}{more}")
+    if not lines:
+        lines.append(f"{modules}: nothing published for {', '.join(missing) or 'a GPU that is not known'}")
+    return lines

@@ -1,0 +1,205 @@
+"""Restore: from a store into this environment's view, checked by the library's own rules.
+
+resolve -> download -> verify -> extract -> place -> receipt -> view -> acceptance, without importing what the entries are for.
+A second restore takes the same way and finds nothing to do. Where the store fails, what was installed earlier is still used.
+A miss is part of the report; failures that leave nothing to use are raised as `KcacheError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kcache import fsops
+from kcache.errors import (
+    InstallError,
+    IntegrityError,
+    KcacheError,
+    LockTimeoutError,
+    ManifestError,
+    NotFoundError,
+    StoreError,
+    TrustError,
+)
+from kcache.index import IndexEntry, index_entry, index_path
+from kcache.kinds.provider import python_path
+from kcache.local_cache import Damage, InstalledEntry, LocalCache
+from kcache.manifest import Manifest
+from kcache.report import RestoreReport
+from kcache.store.base import Store
+from kcache.workflows.catalog import read_index, read_manifest
+from kcache.workflows.install import Deadline, install_entry
+from kcache.workflows.outcome import Outcome, report
+from kcache.workflows.resolve import Choice, candidates, choose, grouped, wanted
+from kcache.workflows.target import Target
+from kcache.workflows.views import offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequest:
+    """What to restore.
+
+    kinds, modules: what is asked for; both empty asks for everything that was published for this environment.
+    strict_match:   accept only entries whose every ingredient is equal.
+    lock_timeout:   seconds to wait for another process that writes to the same cache; never beyond the deadline.
+    into_package:   copy into `flashinfer/data/aot` instead of offering a provider package.
+    python_path:    PYTHONPATH in force.
+    """
+
+    kinds: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    strict_match: bool = False
+    lock_timeout: float = 60.0
+    into_package: bool = False
+    python_path: str = ""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one restore has come to know and done."""
+
+    request: RestoreRequest
+    cache: LocalCache
+    target: Target
+    deadline: Deadline
+    store_of: dict[str, Store] = field(default_factory=dict)
+    found: dict[str, InstalledEntry | Damage | None] = field(default_factory=dict)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
+    actions: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, KcacheError] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    store_errors: list[KcacheError] = field(default_factory=list)
+
+
+def restore(
+    request: RestoreRequest, stores: Sequence[Callable[[], Store]], cache: LocalCache, target: Target, deadline: Deadline
+) -> RestoreReport:
+    """Restores into `cache` whatever fits `target`.
+
+    Args:
+        stores: opened in order until one of them has an index for this environment.
+        deadline: bounds waiting and downloading.
+
+    Raises:
+        TrustError: the cache root cannot be trusted. LockTimeoutError: another writer holds it and nothing is in place.
+        StoreError: no store could be read and nothing was installed before.
+    """
+    started = time.monotonic()
+    cache.check()
+    run = _Run(request=request, cache=cache, target=target, deadline=deadline)
+    entries = _published(run, stores) or _installed(run)
+    if not entries and run.store_errors:
+        raise run.store_errors[0]
+    choices = _choices(run, entries)
+    _put_in_place(run, choices)
+    placed = {fingerprint: found for fingerprint in run.actions if isinstance(found := run.found[fingerprint], InstalledEntry)}
+    offered = offer(cache, target, list(placed.values()), into_package=request.into_package)
+    outcome = Outcome(
+        kinds=request.kinds,
+        choices=choices,
+        placed=placed,
+        actions=run.actions,
+        errors=run.errors,
+        refusals=offered.refusals,
+        where=index_path(target.index_ingredients()),
+        anything_published=bool(entries),
+    )
+    env = dict(target.exports)
+    if offered.view is not None and len(offered.refusals) < sum(len(e.manifest.key.modules) for e in placed.values()):
+        env["PYTHONPATH"] = python_path(request.python_path, str(cache.site), str(offered.view))
+    return report(outcome, target, env=env, warnings=run.warnings, root=cache.root, seconds=time.monotonic() - started)
+
+
+def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> list[IndexEntry]:
+    """The lines of the first index that a store has for this environment. One bad store does not stop the next."""
+    for make in stores:
+        try:
+            store = make()
+            index = read_index(store, run.target.index_ingredients())
+        except NotFoundError:
+            continue
+        except (StoreError, IntegrityError, ManifestError) as error:
+            run.store_errors.append(error)
+            run.warnings.append(str(error))
+            continue
+        if index is not None:
+            for entry in index.entries:
+                run.store_of[entry.key.fingerprint] = store
+            return list(index.entries)
+    return []
+
+
+def _installed(run: _Run) -> list[IndexEntry]:
+    """Index lines of what is installed already: what is left when no store answers, or none has this environment."""
+    entries = []
+    for fingerprint in run.cache.fingerprints():
+        found = run.found.setdefault(fingerprint, run.cache.find(fingerprint))
+        if isinstance(found, InstalledEntry):
+            entries.append(index_entry(found.manifest, found.manifest.encode()))
+    return entries
+
+
+def _choices(run: _Run, entries: Sequence[IndexEntry]) -> list[Choice]:
+    asked = [entry for entry in entries if wanted(entry.key, run.request.kinds, run.request.modules)]
+    environment = run.target.environment
+    decided = candidates(asked, environment, strict=run.request.strict_match)
+    return [
+        choose(group, environment, read_manifest=lambda e: _manifest(run, e), facts_for=run.target.facts_for)
+        for group in grouped(decided).values()
+    ]
+
+
+def _manifest(run: _Run, entry: IndexEntry) -> Manifest:
+    """The verified manifest of an entry: the installed copy where it is the same, else the store's."""
+    fingerprint = entry.key.fingerprint
+    if fingerprint not in run.found:
+        run.found[fingerprint] = run.cache.find(fingerprint)
+    found = run.found[fingerprint]
+    if isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256:
+        return found.manifest
+    return read_manifest(run.store_of[fingerprint], entry)
+
+
+def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
+    """Installs what was chosen and is not in place, under the cache's lock; nothing to do takes no lock."""
+    chosen = {e.key.fingerprint: (e, m) for choice in choices for e, m in choice.chosen.values()}
+    todo = {fingerprint: pair for fingerprint, pair in chosen.items() if not _in_place(run, *pair)}
+    for fingerprint in chosen.keys() - todo.keys():
+        run.actions[fingerprint] = "in-place"
+    if not todo:
+        return
+    run.cache.prepare()
+    timeout = min(run.request.lock_timeout, run.deadline.left())
+    with fsops.locked(run.cache.lock_path, timeout):
+        for fingerprint, (entry, manifest) in sorted(todo.items()):
+            # Whoever held the lock before us may have done the work.
+            run.found[fingerprint] = run.cache.find(fingerprint)
+            if _in_place(run, entry, manifest):
+                run.actions[fingerprint] = "in-place"
+                continue
+            try:
+                run.actions[fingerprint] = _install(run, entry, manifest)
+            except LockTimeoutError:
+                raise
+            except (IntegrityError, StoreError, InstallError, TrustError) as error:
+                run.errors[fingerprint] = error
+
+
+def _in_place(run: _Run, entry: IndexEntry, manifest: Manifest) -> bool:
+    found = run.found.get(manifest.fingerprint)
+    return isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256
+
+
+def _install(run: _Run, entry: IndexEntry, manifest: Manifest) -> str:
+    found = run.found.get(manifest.fingerprint)
+    action = "installed"
+    if isinstance(found, Damage):
+        run.warnings.append(f"{found.path} is damaged ({found.reason}); it was set aside")
+        run.cache.set_aside(manifest.fingerprint, found)
+        action = "repaired"
+    store = run.store_of.get(manifest.fingerprint)
+    if store is None:
+        raise NotFoundError(f"no store has {manifest.fingerprint}")
+    run.found[manifest.fingerprint] = install_entry(run.cache, store, entry, manifest, run.deadline)
+    return action

@@ -1,0 +1,160 @@
+"""Offers installed entries to FlashInfer, and asks by FlashInfer's own rules whether it will take them.
+
+Either through a view (a provider package, the default: nothing outside the cache root is written), or by copying into
+`flashinfer/data/aot` of the target's own package, where that is asked for and writable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kcache import digest, fsops
+from kcache.digest import CHUNK
+from kcache.errors import InstallError, KcacheError
+from kcache.fsops import Identity
+from kcache.kinds.provider import Acceptance, ProvidedEntry, acceptance, make_view, uses_providers
+from kcache.local_cache import InstalledEntry, LocalCache
+from kcache.manifest import Artifact, module_artifact_path
+from kcache.match import arch_score, match_binary, match_key
+from kcache.workflows.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What FlashInfer will see.
+
+    view:     the directory for PYTHONPATH; None where modules went into the package itself, or there is nothing to offer.
+    refusals: module -> why FlashInfer will not use the restored library.
+    """
+
+    view: Path | None
+    refusals: Mapping[str, str]
+
+
+def offer(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry], *, into_package: bool) -> Offered:
+    """Makes the view of this environment (or fills the package) and applies FlashInfer's rules to every module.
+
+    Raises:
+        InstallError, TrustError: the view cannot be written.
+    """
+    if not installed:
+        return Offered(view=None, refusals={})
+    version = target.environment.fact("flashinfer.version").value or ""
+    if into_package:
+        refusals = _fill_package(target, version, installed)
+        _write_current(cache, target, None, installed)
+        return Offered(view=None, refusals=refusals)
+    entries = [*installed, *_kept(cache, target, installed)]
+    provided = [
+        ProvidedEntry(
+            fingerprint=entry.manifest.fingerprint,
+            directory=str(entry.directory),
+            arch=entry.manifest.key.ingredients["gpu.arch"],
+            modules=entry.manifest.key.modules,
+        )
+        for entry in entries
+    ]
+    view = make_view(provided, version, {} if uses_providers(version) else target.real_modules())
+    directory = cache.write_view(view)
+    decided = [_accept(target, version, module, entries) for entry in installed for module in entry.manifest.key.modules]
+    _write_current(cache, target, directory, entries)
+    return Offered(view=directory, refusals={a.module: a.reason for a in decided if not a.accepted})
+
+
+def _write_current(cache: LocalCache, target: Target, view: Path | None, entries: Sequence[InstalledEntry]) -> None:
+    document = {
+        "view": str(view) if view is not None else None,
+        "into_package": view is None,
+        "entries": sorted(entry.manifest.fingerprint for entry in entries),
+        "modules": sorted({module for entry in entries for module in entry.manifest.key.modules}),
+        "archs": list(target.environment.archs),
+    }
+    cache.write("current", target.id, document)
+
+
+def _kept(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry]) -> list[InstalledEntry]:
+    """Entries of this environment's present view that still fit and that the new ones do not replace."""
+    present = (cache.read("current", target.id) or {}).get("entries")
+    if not isinstance(present, list):
+        return []
+    new = {entry.manifest.fingerprint for entry in installed}
+    taken = {(module, e.manifest.key.ingredients["gpu.arch"]) for e in installed for module in e.manifest.key.modules}
+    kept = []
+    for fingerprint in present:
+        found = cache.find(str(fingerprint)) if fingerprint not in new else None
+        if not isinstance(found, InstalledEntry):
+            continue
+        key = found.manifest.key
+        replaced = any((module, key.ingredients["gpu.arch"]) in taken for module in key.modules)
+        if replaced or not match_key(key, target.environment).accepted:
+            continue
+        if match_binary(found.manifest, target.facts_for(found.manifest)).accepted:
+            kept.append(found)
+    return kept
+
+
+def _accept(target: Target, version: str, module: str, entries: Sequence[InstalledEntry]) -> Acceptance:
+    holders = [entry for entry in entries if module in entry.manifest.key.modules]
+    in_place = all((entry.directory / module_artifact_path(module)).is_file() for entry in holders)
+    archs = target.environment.archs
+    served = [a for a in archs if any(arch_score(e.manifest.key.ingredients["gpu.arch"], a) is not None for e in holders)]
+    return acceptance(
+        module,
+        flashinfer_version=version,
+        shadowing=target.shadowing(module),
+        library_in_place=in_place,
+        archs=archs,
+        served=served,
+    )
+
+
+_MARK = "kcache.json"
+
+
+def _fill_package(target: Target, version: str, installed: Sequence[InstalledEntry]) -> dict[str, str]:
+    """Copies libraries into `flashinfer/data/aot`; the reasons for those that could not be."""
+    refusals: dict[str, str] = {}
+    for entry in installed:
+        for module in entry.manifest.key.modules:
+            try:
+                _copy_into_package(target, version, entry, module)
+            except KcacheError as error:
+                refusals[module] = str(error)
+    return refusals
+
+
+def _copy_into_package(target: Target, version: str, entry: InstalledEntry, module: str) -> None:
+    if len(target.environment.archs) != 1:
+        raise InstallError("flashinfer/data/aot cannot serve several GPU architectures", remedy="Restore without --into-package.")
+    if not uses_providers(version) and target.real_package is not None:
+        raise InstallError(
+            f"FlashInfer {version} ignores flashinfer/data/aot while flashinfer_jit_cache is installed",
+            remedy="Restore without --into-package.",
+        )
+    directory = target.aot_directory() / module
+    library, mark = directory / f"{module}.so", directory / _MARK
+    artifact = next(a for a in entry.manifest.artifacts if a.path == module_artifact_path(module))
+    if library.exists() and not mark.exists():
+        raise InstallError(f"{library} is not kcache's", remedy="Remove it, or restore without --into-package.")
+    if _same(library, mark, artifact):
+        return
+    fsops.ensure_directory(target.aot_directory())
+    fsops.ensure_directory(directory)
+    source = entry.directory / artifact.path
+    fsops.write_bytes(mark, digest.canonical_json({"sha256": artifact.sha256}))
+    with source.open("rb", buffering=0) as stream:
+        chunks = iter(lambda: stream.read(CHUNK), b"")
+        fsops.write_stream(directory, library.name, chunks, expected_size=artifact.size, expected_sha256=artifact.sha256)
+    identity = Identity.of(library)
+    document = {"sha256": artifact.sha256, "identity": identity.to_json() if identity else None}
+    fsops.write_bytes(mark, digest.canonical_json(document))
+
+
+def _same(library: Path, mark: Path, artifact: Artifact) -> bool:
+    found = Identity.of(library)
+    if found is None or not mark.exists():
+        return False
+    document = {"sha256": artifact.sha256, "identity": found.to_json()}
+    return mark.read_bytes() == digest.canonical_json(document)
