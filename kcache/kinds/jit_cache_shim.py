@@ -41,13 +41,16 @@ def _find_real() -> ModuleType | None:
         return None
     module = importlib.util.module_from_spec(alias)
     sys.modules[name] = module
+    # Code of the real package that imports its own submodules by their full name finds them here.
+    search = sys.modules[__name__].__path__
+    search.extend(locations)
     try:
         alias.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
+        for location in locations:
+            search.remove(location)
         raise
-    # Code of the real package that imports its own submodules by their full name finds them here.
-    sys.modules[__name__].__path__.extend(locations)
     return module
 
 
