@@ -1,0 +1,245 @@
+"""What this host is, as one `Environment`: the facts that matching needs, found out cheaply.
+
+On the path of every restore: nothing of the target is imported, no compiler is run where a file says the same, no CUDA context
+is made. `probe_host` finds what every look-up needs; `resolve` adds, for the entries that are left, the libraries and source
+files that their manifests name. Facts that only people need are added by `describe_host`.
+"""
+
+# On the path of every restore strings and os.path take a fifth of pathlib's time.
+# ruff: noqa: PTH113, PTH119
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kcache import digest
+from kcache.key import ABSENT, Environment, Fact, known, undetermined
+from kcache.probe import cuda, gpus, libraries, packages
+from kcache.probe.caches import cache_root
+from kcache.probe.libraries import Process
+from kcache.probe.packages import Interpreter, Packages
+
+SOURCE_DIRECTORIES = ("data/csrc", "data/include", "data/cutlass", "data/cccl", "data/spdlog")
+"""Where FlashInfer's modules take sources and headers from (jit/env.py, 0.7.4), inside the package."""
+
+RECIPE_DIRECTORY = "jit"
+RECIPE_FILES = ("compilation_context.py",)
+"""The Python files that say how a module is compiled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPaths:
+    """Where things lie on this host: for callers, never part of a key or of a saved document.
+
+    interpreter: the Python of the server.
+    packages:    what is installed for it; views that kcache made for FlashInfer are left out.
+    flashinfer:  the directory of the flashinfer package, or None.
+    jit_cache:   the directory of a real flashinfer_jit_cache package, or None.
+    cubin:       the directory of the flashinfer_cubin package, or None.
+    process:     the server's process, to look for libraries with.
+    """
+
+    interpreter: Interpreter
+    packages: Packages
+    flashinfer: str | None
+    jit_cache: str | None
+    cubin: str | None
+    process: Process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """This host: what matching sees, and what callers need beside it."""
+
+    environment: Environment
+    paths: HostPaths
+    gpus: gpus.GpuReport
+
+
+def probe_host(*, python: str | None, described_archs: Sequence[str], environ: Mapping[str, str]) -> Host:
+    """Finds out what this host is, without libraries and sources.
+
+    Args:
+        python: path of the server's Python; None for the one that runs kcache.
+        described_archs: architectures named by `--arch`, in any spelling; then GPUs here do not count.
+        environ: the environment that the server will have.
+
+    Raises:
+        ProbeError: the Python given cannot be asked.
+        UsageError: a described architecture is none.
+    """
+    interpreter = packages.this_interpreter() if python is None else packages.interpreter_at(python, environ)
+    installed = packages.scan(_without_own_views(interpreter.search_path, environ))
+    flashinfer, torch = installed.package("flashinfer"), installed.package("torch")
+    facts = {**packages.flashinfer_facts(flashinfer), **packages.torch_facts(torch)}
+    process = Process(
+        executable=interpreter.executable,
+        machine=os.uname().machine,
+        environ=environ,
+        search_path=installed.search_path,
+        torch=torch,
+        torch_cuda=facts["torch.cuda"].value,
+        tvm_ffi=installed.package("tvm_ffi"),
+    )
+    paths = HostPaths(
+        interpreter=interpreter,
+        packages=installed,
+        flashinfer=flashinfer,
+        jit_cache=installed.package("flashinfer_jit_cache"),
+        cubin=installed.package("flashinfer_cubin"),
+        process=process,
+    )
+    report = gpus.find_gpus(environ, process.find(gpus.NVML_LIBRARY))
+    chosen = gpus.choose_archs(
+        described=described_archs,
+        listed=environ.get(gpus.ARCH_LIST),
+        gpus=report,
+        release=lambda: cuda.naming_release(cuda.toolkit_release(environ), facts["torch.cuda"]),
+    )
+    facts |= _machine_facts(interpreter)
+    facts |= libraries.libstdcxx_facts(process.find("libstdc++.so.6"))
+    facts |= {"gpu.names": report.names, "gpu.source": chosen.source, "driver.version": report.driver}
+    facts |= _package_facts(installed)
+    facts["cuda.runtime"] = _cuda_runtime(facts["torch.cuda"], installed, process)
+    return Host(environment=Environment(facts=facts, archs=chosen.archs), paths=paths, gpus=report)
+
+
+def _without_own_views(search_path: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The search path without the packages that kcache itself made for FlashInfer: they are not what was installed."""
+    root = cache_root(environ, os.geteuid()).path
+    own = f"{root}/v1/site/"
+    return [entry for entry in search_path if root is None or not entry.startswith(own)]
+
+
+def _machine_facts(interpreter: Interpreter) -> dict[str, Fact]:
+    system = os.uname()
+    return {
+        "platform.machine": known(system.machine),
+        "platform.system": known(system.sysname),
+        "python.version": known(interpreter.version),
+        "python.abi": known(interpreter.abi),
+        **libraries.libc_facts(interpreter.libc),
+    }
+
+
+def _package_facts(installed: Packages) -> dict[str, Fact]:
+    return {
+        "tvm_ffi.version": packages.tvm_ffi_version(installed),
+        "flashinfer_jit_cache.version": packages.distribution_version(installed, "flashinfer-jit-cache"),
+        "flashinfer_cubin.version": packages.distribution_version(installed, "flashinfer-cubin"),
+    }
+
+
+_RUNTIME_WHEELS = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
+_RUNTIME_SONAMES = ("libcudart.so.13", "libcudart.so.12")
+
+
+def _cuda_runtime(torch_cuda: Fact, installed: Packages, process: Process) -> Fact:
+    """The release of the CUDA runtime that the server would use: torch's, else the runtime wheel's, else the system's.
+
+    A CUDA build of torch has loaded its libcudart before anything else asks for one. Of a system's library sometimes only the
+    major is known (`13`), which is what is matched.
+    """
+    if torch_cuda.known:
+        return torch_cuda
+    for name in _RUNTIME_WHEELS:
+        distribution = installed.distribution(name)
+        if distribution and (found := re.match(r"\d+\.\d+", distribution.version)):
+            return known(found[0])
+    for soname in _RUNTIME_SONAMES:
+        if path := process.find(soname):
+            version = os.path.basename(os.path.realpath(path)).partition(".so.")[2]
+            return known(".".join(version.split(".")[:2]))
+    return ABSENT
+
+
+def resolve(host: Host, *, sonames: Iterable[str], source_paths: Iterable[str]) -> Environment:
+    """The host's environment with the libraries and source files that entries name.
+
+    Args:
+        sonames: libraries, such as `libcudart.so.13`.
+        source_paths: paths inside the flashinfer package, with `/`; exactly these are hashed.
+    """
+    environment = host.environment
+    found = libraries.library_facts(host.paths.process, sonames, driver_expected=driver_expected(host))
+    sources = hash_sources(host.paths.flashinfer, source_paths)
+    return replace(environment, libraries={**environment.libraries, **found}, sources={**environment.sources, **sources})
+
+
+def driver_expected(host: Host) -> bool:
+    """Whether the driver's library is still to come: an architecture is named, and there is neither a GPU nor a driver here."""
+    return bool(host.environment.archs) and not host.gpus.gpus and not host.gpus.problem and host.gpus.driver.absent
+
+
+def hash_sources(package: str | None, paths: Iterable[str]) -> dict[str, Fact]:
+    """path -> digest of the file inside the flashinfer package; absent where there is no such file."""
+    return {path: _hash_source(package, path) for path in paths}
+
+
+def _hash_source(package: str | None, path: str) -> Fact:
+    if package is None:
+        return ABSENT
+    try:
+        return known(digest.of_file(f"{package}/{path}")[0])
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+    except OSError as error:
+        return undetermined(f"cannot be read: {error.strerror}")
+
+
+def describe_host(host: Host) -> Environment:
+    """The whole environment for people and for `--save`: every FlashInfer source, cutlass-dsl by content. Takes seconds."""
+    sources = hash_sources(host.paths.flashinfer, sorted(_source_files(host.paths.flashinfer)))
+    facts = dict(host.environment.facts)
+    facts["cuda.toolkit"] = cuda.toolkit_release(host.paths.process.environ)
+    facts["flashinfer.tree"] = _tree_digest(host.paths.flashinfer, sources)
+    for name in host.paths.packages.names():
+        if name.startswith("nvidia-cutlass-dsl"):
+            facts[f"cutlass_dsl.{name}"] = _with_content(host.paths.packages, name)
+    if not any(name.startswith("cutlass_dsl.") for name in facts):
+        facts["cutlass_dsl.nvidia-cutlass-dsl"] = ABSENT
+    found = libraries.library_facts(host.paths.process, _usual_sonames(), driver_expected=driver_expected(host))
+    return replace(host.environment, facts=facts, libraries={**host.environment.libraries, **found}, sources=sources)
+
+
+def _usual_sonames() -> tuple[str, ...]:
+    """What FlashInfer's modules need in all, as built with CUDA 12 and 13 (jit/cpp_ext.py and the ldflags of modules, 0.7.4)."""
+    system = "libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libgcc_s.so.1 libstdc++.so.6 libgomp.so.1"
+    loader = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}.get(os.uname().machine, "")
+    ours = "libcuda.so.1 libtvm_ffi.so"
+    runtime = " ".join(
+        f"libcudart.so.{major} libcublas.so.{major} libcublasLt.so.{major} libnvrtc.so.{major}" for major in (12, 13)
+    )
+    return tuple(f"{system} {loader} {ours} {runtime} libcurand.so.10 libnvidia-ml.so.1".split())
+
+
+def _with_content(installed: Packages, name: str) -> Fact:
+    """Version and content of a distribution, such as `4.8.0 sha256:...`."""
+    distribution = installed.distribution(name)
+    if distribution is None:
+        return ABSENT
+    content = packages.content_digest(distribution)
+    return known(f"{distribution.version} {content.value}") if content.known else content
+
+
+def _tree_digest(package: str | None, sources: Mapping[str, Fact]) -> Fact:
+    if package is None:
+        return ABSENT
+    if unread := [path for path, fact in sources.items() if not fact.known]:
+        return undetermined(f"{unread[0]} could not be read")
+    return known(digest.of_document({path: fact.value for path, fact in sources.items()}))
+
+
+def _source_files(package: str | None) -> Iterator[str]:
+    """Every file that may decide what a module becomes, by its path inside the flashinfer package."""
+    if package is None:
+        return
+    yield from (name for name in RECIPE_FILES if os.path.isfile(f"{package}/{name}"))
+    for directory in (*SOURCE_DIRECTORIES, RECIPE_DIRECTORY):
+        # Editable installs of FlashInfer link data/ to its source tree; links below that are followed by the compiler as well.
+        for where, folders, names in os.walk(f"{package}/{directory}", followlinks=True):
+            folders[:] = [folder for folder in folders if folder not in ("__pycache__", ".git")]
+            inside = where[len(package) + 1 :]
+            yield from (f"{inside}/{name}" for name in names if directory != RECIPE_DIRECTORY or name.endswith(".py"))
