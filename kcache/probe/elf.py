@@ -59,7 +59,7 @@ def read_library(path: str) -> Library:
         try:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Image(data).library()
-        except (ValueError, struct.error, IndexError) as error:
+        except (ValueError, struct.error, IndexError, OverflowError) as error:
             raise NotElfError(f"{path} is no ELF library: {error}") from error
 
 
