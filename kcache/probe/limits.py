@@ -18,9 +18,6 @@ The largest of FlashInfer 0.7.4's sampling modules: `cub_topk.cu` for sm_90a wit
 (5,799,124,992 bytes, in ptxas). Most other sources need 0.5 to 2 GiB, so this is the figure at which no mix of them fails.
 """
 
-_UNLIMITED = 1 << 60
-"""Control groups of version 1 say `no limit` as a number near 2^63."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
@@ -121,14 +118,14 @@ def _cpu_quotas(root: str) -> Iterator[tuple[int, int]]:
             quota, _, period = _read(f"{directory}/cpu.max").partition(" ")
         else:
             quota, period = _read(f"{directory}/cpu.cfs_quota_us"), _read(f"{directory}/cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
             yield int(quota), int(period)
 
 
 def _memory_rooms(root: str) -> Iterator[int]:
     for directory, version in _directories("memory", root):
         limit = _number(f"{directory}/{'memory.max' if version == 2 else 'memory.limit_in_bytes'}")
-        if limit is None or limit >= _UNLIMITED:
+        if limit is None:  # version 2 says `max`; version 1 a number near 2^63, which bounds nothing
             continue
         usage = _number(f"{directory}/{'memory.current' if version == 2 else 'memory.usage_in_bytes'}") or 0
         yield max(0, limit - max(0, usage - _file_pages(directory, version)))

@@ -63,6 +63,12 @@ def _host(tmp_path: Path, cgroup: str, mountinfo: str, files: Mapping[str, str],
             {"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{4 * GIB}"},
             4 * GIB,
         ),
+        (
+            "9:memory:/docker/abc/build\n",
+            V1_MEMORY.replace("0:27 / ", "0:27 /docker/abc "),
+            {"sys/fs/cgroup/memory/build/memory.limit_in_bytes": f"{2 * GIB}"},
+            2 * GIB,
+        ),
     ],
 )
 def test_memory_is_bounded_by_every_group_above(
