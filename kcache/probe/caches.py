@@ -105,16 +105,28 @@ def _exports(environ: Mapping[str, str], uid: int, base: str) -> dict[str, str]:
     """What FlashInfer lacks to start with a cache below `base`.
 
     jit/env.py (0.6.18 to 0.7.4) evaluates `Path.home()` even where FLASHINFER_WORKSPACE_BASE is set, so without a home
-    directory it needs HOME as well.
+    directory it needs HOME as well. CuTe-DSL, which it imports, stops without a directory for temporary files
+    (nvidia-cutlass-dsl 4.8.0, base_dsl/cache_helpers.py).
     """
     exports: dict[str, str] = {}
     home = home_directory(environ, uid)
     if home is None:
         exports["HOME"] = base
     own = environ.get(WORKSPACE_BASE, home)
-    if own is None or (own != base and _refusal(_Place(name="", base=own, path=f"{own}/.cache/flashinfer"))):
+    explicit = WORKSPACE_BASE in environ
+    place = _Place(name="", base=own or "", path=f"{own}/.cache/flashinfer", explicit=explicit, named=not explicit)
+    if own != base and _refusal(place):
         exports[WORKSPACE_BASE] = base
+    if not _has_temporary_directory(environ):
+        exports["TMPDIR"] = _nearest(base)
     return exports
+
+
+def _has_temporary_directory(environ: Mapping[str, str]) -> bool:
+    """Whether Python's tempfile finds a directory (tempfile.py, _candidate_tempdir_list)."""
+    named = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
+    candidates = (*named, "/tmp", "/var/tmp", "/usr/tmp", os.curdir)
+    return any(os.path.isdir(directory) and not _unwritable(directory) for directory in candidates)
 
 
 def _places(environ: Mapping[str, str], uid: int) -> Iterator[_Place]:
