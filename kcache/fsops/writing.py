@@ -208,24 +208,29 @@ def ensure_directory(path: str | os.PathLike[str], mode: int = 0o755, *, root: s
     for level in (*reversed(target.parents), target):
         checked = level == trusted or trusted in level.parents
         with translated(level, "make the directory"):
-            if not (os.path.lexists(level) if checked else level.exists()):
-                _make_directory(level, mode)
+            present = os.path.lexists(level) if checked else level.exists()
+        if not present:
+            make_directory(level, mode)
         if checked:
             check_root(level)
     return target
 
 
-def _make_directory(path: Path, mode: int) -> None:
-    try:
-        path.mkdir(mode)
-    except FileExistsError:
-        return  # another process was first; the caller checks what it made
-    descriptor = os.open(path, _OPEN_DIRECTORY)
-    try:
-        os.fchmod(descriptor, mode)
-    finally:
-        os.close(descriptor)
-    _sync_directory(path.parent)
+def make_directory(path: str | os.PathLike[str], mode: int = 0o755) -> None:
+    """Makes one level, with exactly `mode`, unless something has that name already; what that is, is not checked.
+
+    Raises:
+        NoSpaceError, InstallError: the file system refused.
+    """
+    target = Path(path)
+    with translated(target, "make the directory"):
+        try:
+            target.mkdir(mode)
+        except FileExistsError:
+            return
+        with _directory(target) as descriptor:
+            os.fchmod(descriptor, mode)
+        sync_directory(target.parent)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path:
@@ -240,7 +245,7 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
     aside = target.with_name(DAMAGED_PREFIX + target.name[: 255 - len(DAMAGED_PREFIX)])
     with translated(target, "set aside"):
         target.replace(aside)
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     return aside
 
 
@@ -278,9 +283,16 @@ def _open_directory(path: str | os.PathLike[str]) -> int:
         raise
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync_directory(path: str | os.PathLike[str]) -> None:
+    """Makes names that were given or taken in a directory durable.
+
+    Raises:
+        NoSpaceError, InstallError: the file system refused.
+    """
+    target = Path(path)
+    with translated(target, "flush"):
+        descriptor = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
