@@ -3,7 +3,8 @@
 A build for a GPU that the farm lacks needs the facts that kernels are compiled against: compute capability, SM count, memory
 limits. Keys hold those facts, never the product's name, so two products of one chip share entries. Only a row whose source says
 `measured` was read off hardware. The other sources are the maker's own documents, which round memory sizes and differ from what
-CUDA reports (an H200's L2 is 50 MB on paper, 60 MiB in CUDA): no kernel that kcache builds depends on memory or L2 sizes. Pure data and lookup; nothing here looks at a GPU.
+CUDA reports (an H200's L2 is 50 MB on paper, 60 MiB in CUDA): no kernel that kcache builds depends on memory or L2 sizes.
+Pure data and lookup; nothing here looks at a GPU.
 """
 
 from __future__ import annotations
