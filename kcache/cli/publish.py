@@ -1,0 +1,55 @@
+"""`kcache publish`: built entries into a store. Run on the farm, after `kcache build`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kcache.cli.options import json_option
+
+if TYPE_CHECKING:
+    from kcache.workflows.publish import PublishReport
+
+log = logging.getLogger(__name__)
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kcache publish out --to /mnt/kcache
+  kcache publish out --to file:///mnt/kcache --dry-run""",
+)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--to", "store", required=True, metavar="STORE", help="Where to publish: a directory, or file:///directory.")
+@click.option("--replace", is_flag=True, help="Replace entries of the same key whose files are different.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be uploaded.")
+@json_option
+def command(directory: Path, store: str, replace: bool, dry_run: bool, as_json: bool) -> None:
+    """Upload the entries in DIR, then make them visible.
+
+    \b
+    DIR is what `kcache build -o DIR` wrote; every entry is verified first. Entries that the store has are not uploaded again.
+    Readers see an entry when it is whole. If this is interrupted, run it again.
+    """
+    from kcache.store.open import open_store
+    from kcache.workflows.publish import publish
+
+    report = publish(directory, open_store(store, create=True), replace=replace, dry_run=dry_run, progress=log.info)
+    for line in report.warnings:
+        log.warning("%s", line)
+    if as_json:
+        from kcache.cli.main import echo_json
+
+        echo_json(report.to_json())
+    click.echo(f"kcache: {_summary(report)}", err=True)
+
+
+def _summary(report: PublishReport) -> str:
+    counts = {status: sum(entry.status == status for entry in report.entries) for status in ("uploaded", "replaced", "present")}
+    parts = [f"{count} {status}" for status, count in counts.items() if count]
+    size = f"{report.bytes_uploaded / 1e6:.1f} MB"
+    done = f"would upload {size}" if report.dry_run else f"{size} uploaded"
+    return f"{', '.join(parts)} in {report.store}; {done}"

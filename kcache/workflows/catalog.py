@@ -1,0 +1,65 @@
+"""What a store publishes: indexes and manifests, each verified before it is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kcache import digest
+from kcache.documents import LIMITS
+from kcache.errors import IntegrityError, NotFoundError
+from kcache.index import Index, IndexEntry, index_path, parse_index
+from kcache.manifest import Manifest, parse_manifest
+from kcache.store.base import Store
+
+ENVIRONMENTS = "v1/env"
+"""The directory that holds one directory for each environment (see `kcache.index.index_directory`)."""
+
+
+def read_index(store: Store, ingredients: Mapping[str, str]) -> Index | None:
+    """The index of one environment, or None if the store works and publishes nothing for it.
+
+    Args:
+        ingredients: at least `flashinfer.version`, `platform.machine` and `cuda.release`.
+
+    Raises:
+        StoreError: the store does not work.
+        IntegrityError, ManifestError: the index cannot be used.
+    """
+    path = index_path(ingredients)
+    try:
+        data = store.read_bytes(path, LIMITS.index_bytes)
+    except NotFoundError:
+        return None
+    return parse_index(data, f"{path} of {store.describe()}")
+
+
+def read_manifest(store: Store, entry: IndexEntry) -> Manifest:
+    """The manifest that an index line names: its size and digest are checked before it is parsed, then that it is this line's.
+
+    Raises:
+        StoreError: the store does not work, or lacks the manifest.
+        IntegrityError, ManifestError: it is not the one that the index names, or cannot be used.
+    """
+    path = entry.manifest.path
+    what = f"{path} of {store.describe()}"
+    data = store.read_bytes(path, entry.manifest.size)
+    if len(data) != entry.manifest.size:
+        raise IntegrityError(f"{what} has {len(data)} bytes", why=f"the index says {entry.manifest.size}")
+    if (found := digest.of_bytes(data)) != entry.manifest.sha256:
+        raise IntegrityError(f"{what} has digest {found}", why=f"the index says {entry.manifest.sha256}")
+    manifest = parse_manifest(data, what)
+    if manifest.key != entry.key:
+        raise IntegrityError(f"{what} is the manifest of another entry", why=f"the index says {entry.key.fingerprint}")
+    archive = manifest.archive
+    if (archive.sha256, archive.size, archive.unpacked_size) != (entry.archive.sha256, entry.archive.size, entry.unpacked_size):
+        raise IntegrityError(f"{what} and the index name different archives")
+    return manifest
+
+
+def list_environments(store: Store) -> list[str]:
+    """The paths of all indexes in a store, sorted.
+
+    Raises:
+        StoreError
+    """
+    return sorted(name for name in store.list(ENVIRONMENTS) if name.count("/") == 4 and name.endswith("/index.json"))

@@ -1,0 +1,159 @@
+"""The index of an environment, rebuilt from the manifests beside it.
+
+Invariants:
+- Of several manifests of one entry the one of the highest generation counts (`<fingerprint>.json` is generation 0,
+  `<fingerprint>.r1.json` generation 1). So an index is a function of the names in the store, and anyone can rebuild it.
+- The index is read before the names are listed. Whatever it names then was written earlier, so the list has it too, and a swap
+  that succeeds has lost nothing.
+- A line is only added when its archive is there with the right size.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+
+from kcache.documents import LIMITS, decode
+from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError
+from kcache.index import INDEX_FORMAT, Index, IndexEntry, archive_path, index_entry, manifest_path, parse_index
+from kcache.key import EntryKey
+from kcache.manifest import Manifest, parse_manifest
+from kcache.store.base import Store
+
+ATTEMPTS = 100
+"""Swaps of one index before giving up."""
+
+_MANIFEST = re.compile(r"([0-9a-f]{64})(?:\.r([1-9][0-9]{0,5}))?\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newest:
+    """The manifest of an entry that counts: its generation, and its name in the store."""
+
+    generation: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """`size` is the number of bytes written, 0 when the index was right already; `warnings` name what was left out."""
+
+    size: int
+    warnings: tuple[str, ...]
+
+
+def generation_path(key: EntryKey, generation: int) -> str:
+    """Where the manifest of this generation lies."""
+    path = manifest_path(key)
+    return path if generation == 0 else f"{path.removesuffix('.json')}.r{generation}.json"
+
+
+def newest_manifests(store: Store, directory: str) -> dict[str, Newest]:
+    """Fingerprint -> the manifest that counts, for every entry of an environment (see `kcache.index.index_directory`)."""
+    found: dict[str, Newest] = {}
+    for path in store.list(f"{directory}/entries"):
+        if match := _MANIFEST.fullmatch(path.rsplit("/", 1)[-1]):
+            fingerprint, generation = f"sha256:{match[1]}", int(match[2] or 0)
+            if fingerprint not in found or found[fingerprint].generation < generation:
+                found[fingerprint] = Newest(generation=generation, path=path)
+    return found
+
+
+def read_published(store: Store, path: str, fingerprint: str) -> tuple[Manifest, bytes]:
+    """A manifest as it lies in a store, without an index that vouches for it.
+
+    Raises:
+        StoreError
+        IntegrityError, ManifestError: it cannot be used, or is not this entry's.
+    """
+    data = store.read_bytes(path, LIMITS.manifest_bytes)
+    manifest = parse_manifest(data, f"{path} of {store.describe()}")
+    if manifest.fingerprint != fingerprint or manifest.encode() != data:
+        raise IntegrityError(f"{path} of {store.describe()} is not the manifest that its name says")
+    return manifest, data
+
+
+def archive_in_place(store: Store, manifest: Manifest) -> bool:
+    """Whether the store has an archive of this digest and size."""
+    found = store.stat(archive_path(manifest.archive.sha256))
+    return found is not None and found.size == manifest.archive.size
+
+
+def rebuild_index(store: Store, directory: str) -> Rebuilt:
+    """Makes the index of an environment agree with its manifests, against any number of other publishers.
+
+    Raises:
+        ConflictError: others were first every time.
+        ManifestError: the index is of a format that a newer kcache wrote.
+        StoreError
+    """
+    path = f"{directory}/index.json"
+    fresh: dict[str, IndexEntry] = {}
+    for attempt in range(ATTEMPTS):
+        try:
+            current = store.read_bytes(path, LIMITS.index_bytes)
+        except NotFoundError:
+            current = None
+        warnings: list[str] = []
+        known = {} if current is None else _lines(current, path, warnings)
+        entries = []
+        for fingerprint, newest in newest_manifests(store, directory).items():
+            line = known.get(fingerprint)
+            if line is None or line.manifest.path != newest.path:
+                line = _adopt(store, fingerprint, newest, fresh, warnings) or line
+            if line is not None:
+                entries.append(line)
+        encoded = Index(entries=tuple(entries)).encode()
+        if encoded == current or (current is None and not entries):
+            return Rebuilt(size=0, warnings=tuple(warnings))
+        try:
+            store.replace(path, encoded, current)
+        except ConflictError:
+            time.sleep(min(0.01 * 2**attempt, 0.5) * (0.5 + os.urandom(1)[0] / 510))
+            continue
+        return Rebuilt(size=len(encoded), warnings=tuple(warnings))
+    raise ConflictError(
+        f"{path} of {store.describe()} was rewritten by others {ATTEMPTS} times",
+        remedy="Publish again when fewer publishers are at work; nothing that was uploaded is lost.",
+    )
+
+
+def _lines(data: bytes, path: str, warnings: list[str]) -> dict[str, IndexEntry]:
+    """The lines of an index. One that is damaged has none: it is made again. One that is newer than this kcache is left alone."""
+    try:
+        return {entry.key.fingerprint: entry for entry in parse_index(data, path).entries}
+    except ManifestError as error:
+        if _is_of_another_format(data, path):
+            raise
+        warnings.append(f"{path} was damaged and is made again: {error}")
+        return {}
+
+
+def _is_of_another_format(data: bytes, path: str) -> bool:
+    try:
+        document = decode(data, path, LIMITS.index_bytes)
+    except ManifestError:
+        return False
+    found = document.get("format") if isinstance(document, dict) else None
+    return isinstance(found, str) and found.startswith("kcache.index/") and found != INDEX_FORMAT
+
+
+def _adopt(
+    store: Store, fingerprint: str, newest: Newest, fresh: dict[str, IndexEntry], warnings: list[str]
+) -> IndexEntry | None:
+    """The line of a manifest that the index does not have yet, or None if it cannot be used."""
+    if newest.path in fresh:
+        return fresh[newest.path]
+    try:
+        manifest, data = read_published(store, newest.path, fingerprint)
+    except (IntegrityError, ManifestError, NotFoundError) as error:
+        warnings.append(f"left out of the index: {error}")
+        return None
+    if not archive_in_place(store, manifest):
+        warnings.append(f"left out of the index: {newest.path} names an archive that is not there")
+        return None
+    line = index_entry(manifest, data)
+    fresh[newest.path] = line = replace(line, manifest=replace(line.manifest, path=newest.path))
+    return line
