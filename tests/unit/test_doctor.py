@@ -1,0 +1,225 @@
+"""`kcache doctor`: every known reason, found on hosts that have it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kcache.key import known
+from kcache.probe.caches import cache_root
+from kcache.probe.gpus import Gpu, GpuReport
+from kcache.probe.host import Host, probe_host
+from kcache.workflows import doctor
+from kcache.workflows.target import TargetRequest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def fake_site(site: Path, version: str = "0.7.4", env_py: str = "Ignoring incompatible") -> Path:
+    """A FlashInfer, a torch for CUDA and a tvm_ffi, as far as they are read."""
+    write(site / "flashinfer" / "__init__.py")
+    write(site / "flashinfer" / "_build_meta.py", f'__version__ = "{version}"\n__git_commit__ = "c0ffee"\n')
+    write(site / "flashinfer" / "jit" / "env.py", f"# {env_py}\n")
+    return site
+
+
+def findings(*archs: str, site: Path | None = None, **environ: str) -> dict[str, doctor.Finding]:
+    base = {"HOME": os.environ["HOME"], "PATH": os.environ["PATH"], "PYTHONPATH": str(site or "")}
+    found = doctor.examine(TargetRequest(python=sys.executable, archs=archs), {**base, **environ})
+    return {finding.code: finding for finding in found}
+
+
+def test_a_good_host_has_no_findings() -> None:
+    assert findings("9.0a") == {}
+
+
+@pytest.mark.parametrize("name", ["flashinfer-jit-cache", "flashinfer-cubin"])
+@pytest.mark.parametrize("check", ["", "1"])
+@pytest.mark.parametrize("env_py", ["Ignoring incompatible", "raise"])
+def test_b27_a_package_off_by_one_version_is_named_with_both(tmp_path: Path, name: str, check: str, env_py: str) -> None:
+    site, module = fake_site(tmp_path, env_py=env_py), name.replace("-", "_")
+    write(site / module / "__init__.py")
+    write(site / f"{module}-0.7.3.dist-info" / "METADATA", f"Name: {name}\nVersion: 0.7.3\n\n")
+    finding = findings("9.0a", site=site, FLASHINFER_DISABLE_VERSION_CHECK=check)["companion-version"]
+    for word in (name, "0.7.3", "0.7.4", "FLASHINFER_DISABLE_VERSION_CHECK=1", "does not relax kcache's matching"):
+        assert word in finding.what
+    assert f"{name}==0.7.4" in finding.remedy
+    stops = env_py == "raise" and not check
+    assert finding.severity == (doctor.ERROR if stops else doctor.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "fine"),
+    [
+        ("flashinfer-jit-cache", "0.7.4+cu130", True),
+        ("flashinfer-jit-cache", "0.7.4", True),
+        ("flashinfer-jit-cache", "0.7.40", False),
+        ("flashinfer-jit-cache", "0.7.4.post1+cu130", False),
+        ("flashinfer-cubin", "0.7.4", True),
+        ("flashinfer-cubin", "0.7.4+cu130", False),
+    ],
+)
+def test_only_the_suffix_that_flashinfer_allows_is_allowed(tmp_path: Path, name: str, version: str, fine: bool) -> None:
+    site = fake_site(tmp_path)
+    write(site / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA", f"Name: {name}\nVersion: {version}\n\n")
+    assert ("companion-version" not in findings("9.0a", site=site)) == fine
+
+
+def test_a_package_without_a_distribution_says_its_version_itself(tmp_path: Path) -> None:
+    site = fake_site(tmp_path)
+    write(site / "flashinfer_cubin" / "__init__.py", "__version__ = '0.7.3'\n")
+    assert "0.7.3" in findings("9.0a", site=site)["companion-version"].what
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["flashinfer_jit_cache", "flashinfer_cubin"])
+def test_whether_flashinfer_stops_is_what_it_does(tmp_path: Path, name: str) -> None:
+    """The real import with a package of another version, and the severity that doctor gives."""
+    write(tmp_path / name / "__init__.py", "__version__ = '0.0.1'\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "FLASHINFER_CUDA_ARCH_LIST": "9.0a"}
+    environ["FLASHINFER_WORKSPACE_BASE"] = str(tmp_path)
+    done = subprocess.run([sys.executable, "-c", "import flashinfer"], env=environ, capture_output=True, timeout=300, check=False)
+    finding = findings("9.0a", site=tmp_path)["companion-version"]
+    assert (finding.severity == doctor.ERROR) == (done.returncode != 0)
+
+
+def test_no_gpu_and_no_name_stops_use() -> None:
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this host has a GPU")
+    finding = findings()["no-arch"]
+    assert finding.severity == doctor.ERROR
+    assert "--arch" in finding.remedy
+
+
+def test_a_list_that_flashinfer_cannot_read_stops_use() -> None:
+    finding = findings(FLASHINFER_CUDA_ARCH_LIST="9.0a,12.0f")["no-arch"]
+    assert "9.0a,12.0f" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("listed", "here", "severity"),
+    [
+        ("9.0a", [(9, 0)], None),
+        ("9.0a", [(9, 0), (12, 0)], doctor.ERROR),
+        ("12.0f", [(12, 1)], None),
+        ("12.0a", [(12, 1)], doctor.ERROR),
+        ("8.0", [(8, 9)], None),
+        ("9.0a 12.0f", [(9, 0)], doctor.WARNING),
+        ("9.0a", [], None),
+    ],
+)
+def test_the_list_must_fit_the_gpus(listed: str, here: list[tuple[int, int]], severity: str | None) -> None:
+    environ: Mapping[str, str] = {"FLASHINFER_CUDA_ARCH_LIST": listed, "HOME": os.environ["HOME"]}
+    host = probe_host(python=None, described_archs=[], environ=environ)
+    gpus = tuple(Gpu(index=i, name="a GPU", uuid=f"GPU-{i}", capability=capability) for i, capability in enumerate(here))
+    # The CUDA release that 12.x is named by comes from torch where there is no toolkit.
+    environment = replace(host.environment, facts={**host.environment.facts, "torch.cuda": known("13.0")})
+    with_gpus = Host(environment=environment, paths=host.paths, gpus=GpuReport(gpus=gpus, driver=known("580")))
+    patient = doctor.Patient(host=with_gpus, cache=cache_root(environ, 0), environ={**environ, "CUDA_HOME": "/nonexistent"})
+    found = list(doctor.check_archs(patient))
+    assert [finding.severity for finding in found] == ([] if severity is None else [severity])
+
+
+def test_modules_in_the_package_itself_are_named(tmp_path: Path) -> None:
+    site = fake_site(tmp_path)
+    write(site / "flashinfer" / "data" / "aot" / "sampling" / "sampling.so")
+    write(site / "flashinfer" / "data" / "aot" / "other" / "notes.so")
+    finding = findings("9.0a", site=site)["aot-shadow"]
+    assert "sampling" in finding.what
+    assert "notes" not in finding.what
+    write(site / "flashinfer" / "_build_meta.py", '__version__ = "0.6.18.post1"\n')
+    assert "aot-shadow" not in findings("9.0a", site=site)
+
+
+@pytest.mark.parametrize(
+    ("variable", "code"),
+    [("FLASHINFER_DISABLE_JIT", "jit-disabled"), ("FLASHINFER_EXTRA_CUDAFLAGS", "build-flags")],
+)
+def test_variables_that_change_what_flashinfer_does_are_named(variable: str, code: str) -> None:
+    finding = findings("9.0a", site=None, **{variable: "1"})[code]
+    assert finding.severity == doctor.WARNING
+    assert variable in finding.what
+
+
+def test_an_unusable_home_is_named_with_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "xdg").mkdir()
+    finding = findings("9.0a", HOME="/nonexistent", XDG_CACHE_HOME=str(tmp_path / "xdg"))["home"]
+    assert f"FLASHINFER_WORKSPACE_BASE={tmp_path}/xdg" in finding.remedy
+
+
+@pytest.mark.parametrize("spoil", ["mode", "owner", "link"])
+@pytest.mark.root
+def test_a_root_that_others_could_change_stops_use(tmp_path: Path, spoil: str) -> None:
+    root = tmp_path / "root"
+    (root / "v1").mkdir(parents=True)
+    root.chmod(0o755)
+    assert findings("9.0a", KCACHE_DIR=str(root)) == {}
+    if spoil == "mode":
+        root.chmod(0o777)
+    elif spoil == "owner":
+        os.chown(root / "v1", 4242, 4242)
+    else:
+        root.rename(tmp_path / "other")
+        root.symlink_to(tmp_path / "other")
+    assert findings("9.0a", KCACHE_DIR=str(root))["untrusted-root"].severity == doctor.ERROR
+
+
+def run(words: list[str], script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """`kcache doctor` in a process, after a shell script in a mount namespace of its own."""
+    base = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHON": sys.executable, **environ}
+    inner = f'{script}\nexec "$PYTHON" -m kcache doctor {" ".join(words)}'
+    prefix = ["unshare", "--mount", "--propagation", "private"] if script else []
+    command = [*prefix, "sh", "-euc", inner]
+    return subprocess.run(command, env=base, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.root
+def test_a_file_system_that_forbids_loading_stops_use(tmp_path: Path) -> None:
+    words = ["--arch", "9.0a", "--json"]
+    mount = f"mount -t tmpfs -o size=4m,mode=755,{{0}} none {tmp_path}"
+    spoiled = run(words, mount.format("noexec"), KCACHE_DIR=f"{tmp_path}/kcache")
+    assert spoiled.returncode == 1
+    assert [finding["code"] for finding in json.loads(spoiled.stdout)["findings"]] == ["noexec"]
+    fine = run(words, mount.format("exec"), KCACHE_DIR=f"{tmp_path}/kcache")
+    assert (fine.returncode, json.loads(fine.stdout)["findings"]) == (0, [])
+
+
+@pytest.mark.root
+def test_without_any_place_to_write_use_stops() -> None:
+    """Root itself, with everything read-only."""
+    places = " ".join(("/tmp", "/var/tmp", "/dev/shm", "/mnt", "/run"))
+    script = f"for d in {places}; do mount -t tmpfs -o ro,size=1m none $d; done\nmount -o remount,bind,ro /"
+    done = run(["--arch", "9.0a", "--json"], script, HOME="/")
+    codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1
+    assert "no-cache-root" in codes
+
+
+def test_without_flashinfer_use_stops_and_the_python_is_named(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True, timeout=120)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    done = run(["--arch", "9.0a", "--python", python])
+    assert done.returncode == 1
+    assert python in done.stdout
+    for code in ("flashinfer-missing", "torch-missing", "tvm-ffi-missing"):
+        assert f"error {code}" in done.stdout
+
+
+def test_warnings_alone_leave_the_exit_code_at_zero() -> None:
+    done = run(["--arch", "9.0a", "--json"], FLASHINFER_DISABLE_JIT="1")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["status"]) == (0, "usable")
+    assert [finding["severity"] for finding in document["findings"]] == ["warning"]
