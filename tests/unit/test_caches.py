@@ -114,7 +114,7 @@ def only_here(point: Path, options: str = "mode=0755,uid=4242") -> str:
 
 
 def python_for_others() -> str:
-    """An interpreter that a user without rights can run; ours may lie below /root."""
+    """An interpreter that a user without rights can run; ours may lie in root's home."""
     for python in (sys.executable, "/usr/bin/python3"):
         user = ["setpriv", "--reuid", str(NOBODY_AT_ALL), "--regid", str(NOBODY_AT_ALL), "--clear-groups"]
         done = subprocess.run([*user, python, "-c", "import click"], env={}, capture_output=True, timeout=60, check=False)

@@ -48,7 +48,7 @@ def write(path: Path, text: str = "") -> Path:
 
 
 def probe(*archs: str, environ: dict[str, str] | None = None, python: str | None = None) -> host.Host:
-    return host.probe_host(python=python, described_archs=archs, environ={"HOME": "/root", **(environ or {})})
+    return host.probe_host(python=python, described_archs=archs, environ={"HOME": os.environ["HOME"], **(environ or {})})
 
 
 def fake_flashinfer(site: Path, version: str = "0.7.4") -> Path:
