@@ -149,11 +149,16 @@ def _admit(
     if path not in missing:
         if path in expected:
             raise IntegrityError(f"member {path!r} is in the archive twice")
-        raise IntegrityError(f"member {path!r} is not in the manifest")
+        raise IntegrityError(f"member {_shown(path)!r} is not in the manifest")
     size, sha256 = missing.pop(path)
     if head != (wanted := tar.header(path, size)):
         raise IntegrityError(f"member {path!r} is refused", why=tar.why_refused(head, wanted))
     return size, sha256
+
+
+def _shown(path: str) -> str:
+    """A path that may be anything, short enough for a message of one line."""
+    return path if len(path) <= 80 else f"{path[:80]}..."
 
 
 def _verified(path: str, size: int, sha256: str, tape: _Tape) -> Iterator[bytes]:
@@ -198,7 +203,7 @@ def _check_expected(expected: Mapping[str, tuple[int, str]], limits: Limits) -> 
     directories: set[str] = set()
     for path in expected:
         if (why := unsafe_path(path)) is not None:
-            raise IntegrityError(f"member {path!r} has an unsafe path", why=why)
+            raise IntegrityError(f"member {_shown(path)!r} has an unsafe path", why=why)
         parts = path.lower().split("/")
         directories.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
     folded = {path.lower() for path in expected}
