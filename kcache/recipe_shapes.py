@@ -16,6 +16,9 @@ from kcache.recipe import Recipe
 _BLOCK = {"nvfp4": 16, "mxfp4": 32}
 """Elements that share a scale (`moe_dispatch.py`, _sf_params_for_quant_mode, 0.7.4)."""
 
+_W4A16_ACTIVATIONS = ("silu", "relu2")
+"""`moe_w4a16_activations.py`, SUPPORTED_MOE_ACTIVATIONS, 0.6.18 to 0.7.4."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
@@ -57,7 +60,8 @@ def check_shapes(recipe: Recipe, flashinfer: str) -> tuple[ShapeProblem, ...]:
     """The shapes of a recipe that the b12x MoE of a FlashInfer version does not allow; empty if it allows all.
 
     Rules: `moe_dispatch.py` _validate_w4a4_dimensions (hidden 128, intermediate one scale block), `b12x_moe.py` (expert
-    parallelism only for w4a16, and only from 0.7.2 on), `moe_w4a16_prepare.py` _repack_weight (multiples of 16 and 64).
+    parallelism only for w4a16, and only from 0.7.2 on), `moe_w4a16_prepare.py` _repack_weight (multiples of 16 and 64). Up to
+    0.7.2 FlashInfer compiles nvfp4 for other hidden sizes too; 0.7.4 says that its kernels never supported them.
     """
     found = []
     for shape in shapes(recipe):
@@ -69,6 +73,8 @@ def _problems(recipe: Recipe, shape: Shape, flashinfer: str) -> list[str]:
     model = recipe.model
     problems = []
     if shape.mode == "w4a16":
+        if model.activation not in _W4A16_ACTIVATIONS:
+            problems.append(f"activation {model.activation} is not for w4a16")
         columns = shape.inter * (1 if model.activation == "relu2" else 2)
         if model.hidden_size % 64:
             problems.append(f"hidden size {model.hidden_size} is not a multiple of 64")

@@ -161,7 +161,7 @@ def _import(request: dict[str, Any], run: Run) -> tuple[Any, Any, Any, str]:
             b12x_moe = importlib.import_module("flashinfer.fused_moe.cute_dsl.b12x_moe")
         except ImportError as error:
             raise Assumption(f"flashinfer {flashinfer.__version__} has no b12x MoE that can be imported: {error}") from error
-    wanted = ("build_and_load", "build", "compile_and_persist", "try_load", "load")
+    wanted = ("build_and_load", "build", "compile_and_persist", "try_load", "load", "is_compiled")
     _need(core.JitSpecCuteDsl, wanted, "flashinfer.jit.cute_dsl_core.JitSpecCuteDsl")
     _need(core, ("build_and_load_cute_dsl_kernel", "_read_meta"), "flashinfer.jit.cute_dsl_core")
     _need(b12x_moe, ("B12xMoEWrapper", "b12x_fused_moe"), "flashinfer.fused_moe.cute_dsl.b12x_moe")
@@ -366,6 +366,8 @@ def _plain(error: BaseException) -> str:
 def _compile(spec: Any, run: Run) -> dict[str, Any]:
     """In a worker: compile and export one kernel."""
     run.log.clear()
+    if spec.is_compiled:  # a run that was broken off, or another host's share; objects appear whole, with meta.json after them
+        return {"status": "present", "error": ""}
     try:
         spec.compile_and_persist()
     except Exception as error:  # noqa: BLE001 -- one kernel's failure is its result

@@ -83,6 +83,9 @@ def install(gpu: dict[str, Any], cuda_release: str) -> None:
     cuda.current_stream = lambda device=None: _Stream()
     cuda.synchronize = lambda device=None: None
     cuda._lazy_init = lambda: None
+    # Zeros are looked for in weights while these are prepared (W4A16, FlashInfer 0.6.18 to 0.7.2); there are no bytes to look at.
+    config: Any = importlib.import_module("torch.fx.experimental._config")
+    config.meta_nonzero_assume_all_nonzero = True
     version: Any = torch.version
     version.cuda = cuda_release
     tensor: Any = torch.Tensor

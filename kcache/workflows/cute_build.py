@@ -1,0 +1,353 @@
+"""Runs the b12x dry run in a child process: names, compiles or checks CuTe-DSL kernels for a described GPU.
+
+The child imports FlashInfer once and compiles in processes that it forks, so that a kernel that fails, crashes or hangs loses
+only itself, and a second core is worth a second core. This module starts it, passes its progress on, bounds its time, and takes
+its answer apart. It decides nothing about what to build (`kcache.recipe_shapes`) and installs nothing (`kcache.kinds.cute_dsl`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kcache import archs
+from kcache.errors import CollectError, ProbeError
+from kcache.gpu_products import GpuProduct
+
+SECONDS_PER_KERNEL = 600.0
+"""The slowest kernel seen took 12 s on a busy core; ten minutes is no compilation any more."""
+
+SECONDS_BEFORE_KERNELS = 900.0
+"""For importing FlashInfer and walking every case; a minute was the longest seen."""
+
+_PROGRESS = "kcache-progress "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One kernel that FlashInfer's dispatch asks its disk cache for.
+
+    name:     as FlashInfer prints it: module directory and kernel.
+    module:   the directory below `cached_ops`.
+    path:     where its object lies (or would lie).
+    cases:    case -> token counts that ask for it.
+    fallback: asked for only where a direct micro kernel, compiled on the GPU, turns out not to be launchable.
+    status:   `asked` (mode names); `built`, `present` (was there already), `failed`, `crashed`, `timeout`, `skipped` (mode
+              build); `accepted`, `refused` (mode check).
+    reason:   why it failed or is refused; empty otherwise.
+    """
+
+    name: str
+    kernel: str
+    module: str
+    path: str
+    cases: Mapping[str, tuple[int, ...]]
+    fallback: bool
+    status: str
+    reason: str = ""
+    seconds: float = 0.0
+    size: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A kernel that this FlashInfer compiles in every process, and where; or (kind `triton`) one that Triton compiles."""
+
+    kind: str
+    kernel: str
+    where: str
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseError:
+    """What FlashInfer said of one case: at which token count (0: while it was set up), and what."""
+
+    case: str
+    tokens: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRunAnswer:
+    """What a dry run found.
+
+    jit_dir:  FlashInfer's `cached_ops` directory of the run.
+    meta:     module directory -> the `meta.json` that FlashInfer expects in it, in the child's own environment.
+    compiles: how often its compiler was asked in mode check.
+    seconds:  `import`, `walk`, `build`.
+    """
+
+    flashinfer: str
+    jit_dir: str
+    meta: Mapping[str, Mapping[str, Any]]
+    key_files: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    left_out: tuple[LeftOut, ...]
+    errors: tuple[CaseError, ...]
+    compiles: int
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> tuple[Kernel, ...]:
+        return tuple(kernel for kernel in self.kernels if kernel.status in ("failed", "crashed", "timeout", "refused"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """One run of the child.
+
+    python:    the interpreter that has FlashInfer.
+    workspace: FLASHINFER_WORKSPACE_BASE; objects are written below it.
+    cuda:      the CUDA release of the target, such as `13.0`.
+    cases:     see `kcache.recipe_shapes.dry_run_cases`.
+    only:      names of the kernels to build; all where None. The way to split one build over hosts.
+    """
+
+    python: str
+    workspace: str
+    gpu: GpuProduct
+    cuda: str
+    cases: Sequence[Mapping[str, Any]]
+    environ: Mapping[str, str]
+    only: Sequence[str] | None = None
+
+    def request(self, mode: str, answer: str, jobs: int, seconds_per_kernel: float) -> dict[str, Any]:
+        """The child's request (`REQUEST` in its script)."""
+        major, minor = (int(part) for part in self.cuda.split(".")[:2])
+        arch = archs.flashinfer_arch(self.gpu.arch, (major, minor))
+        return {
+            "mode": mode,
+            "answer": answer,
+            "workspace": self.workspace,
+            "gpu": self.gpu.describe(),
+            "cuda": self.cuda,
+            "cute_dsl_arch": archs.cute_dsl_arch(arch),
+            "arch_list": archs.arch_list_entry(arch),
+            "jobs": jobs,
+            "seconds_per_kernel": seconds_per_kernel,
+            "only": None if self.only is None else list(self.only),
+            "cases": [dict(case) for case in self.cases],
+        }
+
+
+Progress = Callable[[Mapping[str, Any]], None]
+"""Called with `done`, `total`, `kernel`, `status` after each kernel, from another thread."""
+
+
+def name_kernels(run: DryRun) -> DryRunAnswer:
+    """Which kernels would be asked for; compiles nothing. Raises as `compile_kernels`."""
+    return _run(run, "names", limit=SECONDS_BEFORE_KERNELS)
+
+
+def check_kernels(run: DryRun) -> DryRunAnswer:
+    """Whether FlashInfer's own loader takes each kernel from where it lies; compiles nothing. Raises as `compile_kernels`."""
+    return _run(run, "check", limit=SECONDS_BEFORE_KERNELS)
+
+
+def compile_kernels(
+    run: DryRun,
+    *,
+    jobs: int,
+    seconds_per_kernel: float = SECONDS_PER_KERNEL,
+    limit: float | None = None,
+    progress: Progress | None = None,
+) -> DryRunAnswer:
+    """Compile and export every kernel that FlashInfer asks for, at most `jobs` at a time.
+
+    A kernel that fails, crashes or takes longer than `seconds_per_kernel` has that status in the answer; the others are built.
+
+    Args:
+        limit: seconds for the whole run; where None, enough for every kernel to take as long as it may.
+
+    Raises:
+        ProbeError: this FlashInfer is not as the dry run expects, or cannot be imported.
+        CollectError: the child ended without an answer, or took longer than `limit`.
+    """
+    return _run(run, "build", jobs=jobs, seconds_per_kernel=seconds_per_kernel, limit=limit, progress=progress)
+
+
+def _run(
+    run: DryRun,
+    mode: str,
+    *,
+    jobs: int = 1,
+    seconds_per_kernel: float = SECONDS_PER_KERNEL,
+    limit: float | None,
+    progress: Progress | None = None,
+) -> DryRunAnswer:
+    script = Path(__file__).parents[1] / "probe" / "children" / "b12x_dry_run.py"
+    with tempfile.TemporaryDirectory(prefix="kcache-dry-run-") as folder:
+        answer = Path(folder) / "answer.json"
+        request = run.request(mode, str(answer), jobs, seconds_per_kernel)
+        child = subprocess.Popen(
+            [run.python, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=dict(run.environ),
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        log: deque[str] = deque(maxlen=40)
+        watch = _Watch(child, limit, seconds_per_kernel, jobs)
+        with watch:
+            reader = threading.Thread(target=_read, args=(child, log, progress, watch), daemon=True)
+            reader.start()
+            _send(child, json.dumps(request))
+            child.wait()
+            reader.join()
+        document = _answer_document(answer)
+    return _answer(document, mode, child.returncode, watch.late, list(log))
+
+
+def _send(child: subprocess.Popen[str], text: str) -> None:
+    assert child.stdin is not None
+    try:
+        child.stdin.write(text)
+        child.stdin.close()
+    except BrokenPipeError:
+        pass  # it ended before it read all; that it has no answer is told below
+
+
+class _Watch:
+    """Kills the child's whole process group when its time is over.
+
+    Without a limit of its own a run may take: the time before the kernels, then, once the child has said how many there are,
+    what every kernel may take in the worst case.
+    """
+
+    def __init__(self, child: subprocess.Popen[str], limit: float | None, seconds_per_kernel: float, jobs: int) -> None:
+        self._child, self._limit, self._per_kernel, self._jobs = child, limit, seconds_per_kernel, max(1, jobs)
+        self._timer: threading.Timer | None = None
+        self.late = ""
+
+    def __enter__(self) -> _Watch:
+        self._start(SECONDS_BEFORE_KERNELS + self._per_kernel if self._limit is None else self._limit)
+        return self
+
+    def progressed(self, event: Mapping[str, Any]) -> None:
+        if self._limit is None:
+            rounds = -(-(int(event["total"]) - int(event["done"])) // self._jobs) + 1
+            self._start(60.0 + rounds * self._per_kernel)
+
+    def _start(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = threading.Timer(seconds, self._end, args=(seconds,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self, seconds: float) -> None:
+        self.late = f"it took longer than {seconds:g} s"
+        _kill_group(self._child.pid)
+
+    def __exit__(self, *exc: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._child.poll() is None or self.late:
+            _kill_group(self._child.pid)
+        self._child.wait()
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _read(child: subprocess.Popen[str], log: deque[str], progress: Progress | None, watch: _Watch) -> None:
+    """Takes progress lines out of the child's stderr; the rest is kept for the case that it fails."""
+    assert child.stderr is not None
+    for line in child.stderr:
+        if not line.startswith(_PROGRESS):
+            log.append(line.rstrip())
+            continue
+        event = json.loads(line[len(_PROGRESS) :])
+        watch.progressed(event)
+        if progress is not None:
+            progress(event)
+
+
+def _answer_document(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _answer(document: dict[str, Any] | None, mode: str, code: int, late: str, log: list[str]) -> DryRunAnswer:
+    if document is None:
+        how = late or (f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
+        raise CollectError(
+            "the process that compiles CuTe-DSL kernels gave no answer",
+            why=f"{how}; its last words: {' / '.join(log[-3:]) or 'none'}",
+            remedy="Objects that were finished lie in the workspace and are taken over by the next run.",
+        )
+    if error := document.get("error"):
+        asked = "; ".join(f"{item['case']} at {item['tokens']} tokens" for item in error["asked"][:3])
+        expected = error["kind"] == "assumption"
+        raise ProbeError(
+            "this FlashInfer's b12x MoE is not as kcache expects" if expected else "the b12x dry run failed",
+            why=f"{error['what']}; asked for were {asked or 'no cases'}",
+            remedy="Leave kind b12x-moe out for this FlashInfer, and report it with this message.",
+        )
+    return parse_answer(document, mode)
+
+
+def parse_answer(document: Mapping[str, Any], mode: str) -> DryRunAnswer:
+    """The child's answer as values. The child is ours: a malformed answer is a defect, and raises KeyError."""
+    left_out = [
+        LeftOut(kind="cute-dsl", kernel=item["kernel"], where=item["where"], cases=tuple(item["cases"]))
+        for item in document["not_persisted"]
+    ]
+    left_out += [
+        LeftOut(kind="triton", kernel=item["kernel"], where="triton", cases=tuple(item["cases"]))
+        for item in document["triton_kernels"]
+    ]
+    return DryRunAnswer(
+        flashinfer=document["flashinfer"],
+        jit_dir=document["jit_dir"],
+        meta=document["meta"],
+        key_files=tuple(document["key_files"]),
+        kernels=tuple(_kernel(item, mode) for item in document["kernels"]),
+        left_out=tuple(left_out),
+        errors=tuple(
+            CaseError(case=case["id"], tokens=error["tokens"], error=error["error"])
+            for case in document["cases"]
+            for error in case["errors"]
+        ),
+        compiles=document["compiles"],
+        seconds=document["seconds"],
+    )
+
+
+def _kernel(item: Mapping[str, Any], mode: str) -> Kernel:
+    status = item.get("status", "asked")
+    if mode == "check":
+        status = "accepted" if item["accepted"] else "refused"
+    return Kernel(
+        name=item["name"],
+        kernel=item["kernel"],
+        module=item["module"],
+        path=item["object"],
+        cases={case: tuple(tokens) for case, tokens in item["cases"].items()},
+        fallback=item["fallback"],
+        status=status,
+        reason=item.get("error") or item.get("reason") or "",
+        seconds=item.get("seconds", 0.0),
+        size=item.get("size", 0),
+        sha256=item.get("sha256", ""),
+    )
