@@ -63,6 +63,7 @@ def test_kcache_dir_with_an_unusable_home_gives_flashinfer_a_base_too(tmp_path: 
 
 def test_a_base_that_is_no_directory_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o755)
     (tmp_path / "broken").symlink_to(tmp_path / "none")
     for bad in (f"{tmp_path}/file", f"{tmp_path}/file/below", f"{tmp_path}/broken/x", "not/absolute"):
         found = root(KCACHE_DIR=bad, HOME=str(tmp_path))

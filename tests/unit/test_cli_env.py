@@ -58,6 +58,13 @@ def test_a_saved_environment_holds_every_source_and_nothing_of_the_place(tmp_pat
     assert parse_environment(document("--env", str(file))) == saved
 
 
+def test_an_environment_is_saved_through_a_linked_directory(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert run("--arch", "9.0a", "--save", str(tmp_path / "link" / "env.json")).returncode == 0
+    assert (tmp_path / "real" / "env.json").is_file()
+
+
 def test_the_table_shows_each_ingredient_and_no_more_than_a_terminal_holds() -> None:
     done = run("--arch", "9.0a", COLUMNS="80")
     assert done.returncode == 0

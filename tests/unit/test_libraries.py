@@ -109,6 +109,14 @@ def test_the_cache_is_read_as_ldconfig_prints_it() -> None:
     assert read_loader_cache("/etc/ld.so.cache", MACHINE) == expected
 
 
+def test_what_the_cache_names_is_found_wherever_it_lies() -> None:
+    here = process()
+    for soname, path in read_loader_cache("/etc/ld.so.cache", MACHINE).items():
+        found = here.find(soname)
+        assert found is not None, soname
+        assert Path(found).samefile(path), soname
+
+
 def test_a_cache_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
     whole = Path("/etc/ld.so.cache").read_bytes()
     for data in (b"", b"glibc-ld.so.cache1.1", whole[:100], whole[:-2000], b"x" * 500):
@@ -265,23 +273,11 @@ def test_only_glibc_has_a_version(text: str, expected: str | None) -> None:
 
 
 def test_the_highest_version_counts_by_numbers(tmp_path: Path) -> None:
-    (tmp_path / "map").write_text(
-        "".join(
-            f"{name} {{ global: f{number}; }};\n"
-            for number, name in enumerate(
-                [
-                    "GLIBCXX_3.4",
-                    "GLIBCXX_3.4.9",
-                    "GLIBCXX_3.4.30",
-                    "GLIBCXX_LDBL_3.4.99",
-                    "CXXABI_1.3.13",
-                    "CXXABI_1.3.9",
-                    "CXXABI_TM_9",
-                ]
-            )
-        )
-    )
-    text = "".join(f"void f{number}(void) {{}}\n" for number in range(7))
+    names = ["GLIBCXX_3.4", "GLIBCXX_3.4.9", "GLIBCXX_3.4.30", "CXXABI_1.3.13", "CXXABI_1.3.9"]
+    of_other_series = ["GLIBCXX_LDBL_3.4.99", "CXXABI_TM_9", "CXXABI_1.3.99_private"]
+    text = "".join(f"void f{number}(void) {{}}\n" for number, _ in enumerate([*names, *of_other_series]))
+    script = "".join(f"{name} {{ global: f{number}; }};\n" for number, name in enumerate([*names, *of_other_series]))
+    (tmp_path / "map").write_text(script)
     path = shared(tmp_path / "libstdc++.so.6", f"-Wl,--version-script={tmp_path}/map", text=text)
     facts = libstdcxx_facts(str(path))
     assert (facts["libstdcxx.GLIBCXX"].value, facts["libstdcxx.CXXABI"].value) == ("3.4.30", "1.3.13")

@@ -150,6 +150,13 @@ def test_a_directory_without_init_counts_last(tmp_path: Path) -> None:
     assert packages.scan([str(tmp_path / "a")]).package("thing") == str(tmp_path / "a" / "thing")
 
 
+def test_a_version_in_the_description_is_not_the_version(tmp_path: Path) -> None:
+    write(tmp_path / "thing-1.5.dist-info" / "METADATA", "Name: thing\n\nVersion: 9.9\n")
+    distribution = packages.scan([str(tmp_path)]).distribution("thing")
+    assert distribution is not None
+    assert distribution.version == "1.5"
+
+
 def test_the_directory_name_serves_where_there_is_no_metadata(tmp_path: Path) -> None:
     (tmp_path / "Old_Thing-1.5+cu130.dist-info").mkdir()
     distribution = packages.scan([str(tmp_path)]).distribution("old-thing")
