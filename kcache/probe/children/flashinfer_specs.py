@@ -42,11 +42,19 @@ RECIPE = ("jit/core.py", "jit/cpp_ext.py", "jit/env.py", "compilation_context.py
 
 
 class Network:
-    """Notes every attempt to reach another host, and refuses it where the caller says that there is none."""
+    """Notes every attempt to reach another host, and refuses it where there is no network: said by the caller, or found out.
+
+    FlashInfer waits between the retries of a download, with growing pauses (`jit/cubin_loader.py`, download_file, 0.7.4): for a
+    module of many headers that is ten minutes on a host where no retry can help. After `RETRIES` pauses, each cut to `PAUSE`
+    seconds, the network counts as absent for the rest of this process.
+    """
+
+    RETRIES, PAUSE = 3, 5.0
 
     def __init__(self, offline: bool) -> None:
         self.offline = offline
         self.tried = False
+        self.pauses = 0
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -57,13 +65,16 @@ class Network:
 
     @contextlib.contextmanager
     def attempt(self, name: str, problems: dict[str, str]) -> Iterator[None]:
-        """Within: any failure becomes a line in `problems` under this name, in other words where the network was asked for.
-
-        Retries do not wait for a network that is refused.
-        """
+        """Within: any failure becomes a line in `problems` under this name, in other words where the network was asked for."""
         self.tried, sleep = False, time.sleep
-        if self.offline:
-            time.sleep = lambda seconds, /: None
+
+        def pause(seconds: Any, /) -> None:
+            self.pauses += self.tried
+            self.offline = self.offline or self.pauses > self.RETRIES
+            if not (self.tried and self.offline):
+                sleep(min(seconds, self.PAUSE) if self.tried else seconds)
+
+        time.sleep = pause
         try:
             yield
         except Exception as error:  # noqa: BLE001  FlashInfer's code for one module: the others still count
