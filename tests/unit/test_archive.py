@@ -126,6 +126,27 @@ def test_every_python_packs_the_same_bytes(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
+def test_the_threads_of_the_packer_are_part_of_the_format(tmp_path: Path) -> None:
+    """libzstd writes other bytes with jobs than without; and then the same for any number of them."""
+    data = b"".join(b"%d %d\n" % (n, n * n % 977) for n in range(600_000))
+    archive.pack(lay(tmp_path / "in", {"x": data}), tmp_path / "a")
+    plain = tar.header("x", len(data)) + data + bytes(tar.padding(len(data))) + tar.END
+
+    def packed(threads: int) -> bytes:
+        encoder = zstandard.ZstdCompressor(level=9, write_checksum=True, threads=threads).compressobj(size=len(plain))
+        return encoder.compress(plain) + encoder.flush()
+
+    assert (tmp_path / "a").read_bytes() == packed(0) != packed(2)
+
+
+@pytest.mark.parametrize("size", [0, 4, 6, 5000])
+def test_a_file_that_changes_while_it_is_packed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(archive, "_size", lambda path: size)
+    with pytest.raises(CollectError, match="its size changed"):
+        archive.pack(lay(tmp_path / "in", {"x": b"12345"}), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
 def test_tar_and_tarfile_read_it(tmp_path: Path) -> None:
     archive.pack(lay(tmp_path / "in", FILES), tmp_path / "a.tar.zst")
     plain = zstandard.ZstdDecompressor().decompress((tmp_path / "a.tar.zst").read_bytes())

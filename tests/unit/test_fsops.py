@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -121,6 +122,25 @@ def test_wrong_bytes_leave_nothing_behind_and_what_was_there_untouched(
         write(tmp_path, data, size=size, sha256=sha256)
     assert names(tmp_path) == ["lib.so"]
     assert fsops.Identity.of(tmp_path / "lib.so") == before
+
+
+@pytest.mark.parametrize("size", [len(DATA) - 1, len(DATA) + 1])
+def test_a_wrong_size_is_refused_where_no_digest_is_known(tmp_path: Path, size: int) -> None:
+    with pytest.raises(IntegrityError):
+        fsops.write_stream(tmp_path, "f", chunks(), expected_size=size, expected_sha256=None)
+    assert names(tmp_path) == []
+
+
+def test_a_target_that_cannot_be_replaced_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    def never() -> Iterator[bytes]:
+        pytest.fail("read")
+        yield b""
+
+    (tmp_path / "link").symlink_to("goal")
+    (tmp_path / "d").mkdir()
+    for name in ("link", "d"):
+        with pytest.raises(TrustError, match="not a regular file"):
+            fsops.stage(tmp_path, name, never(), expected_size=None, expected_sha256=None)
 
 
 def test_an_endless_stream_is_left_as_soon_as_it_is_too_long(tmp_path: Path) -> None:
@@ -438,8 +458,13 @@ def test_a_file_or_lock_that_others_could_change_is_refused(tmp_path: Path, make
         fsops.check_regular(tmp_path / "file")
     if message == "cannot be checked":
         return
-    with pytest.raises(KcacheError, match=r"symbolic link|file"), fsops.locked(tmp_path / "file", 0):
+    # A directory or a socket cannot even be opened for writing, which is as good a refusal.
+    refusals: tuple[type[KcacheError], ...] = (
+        (TrustError, InstallError) if make in (make_directory, make_socket) else (TrustError,)
+    )
+    with pytest.raises(refusals) as caught, fsops.locked(tmp_path / "file", 0):
         pytest.fail("locked")
+    assert not isinstance(caught.value, LockTimeoutError)
 
 
 def test_ordinary_modes_and_roots_files_are_accepted(tmp_path: Path) -> None:
@@ -565,6 +590,23 @@ def test_an_unlinked_lock_is_not_taken_for_the_one_at_the_path(tmp_path: Path) -
         path.unlink()
         with fsops.locked(path, 0), pytest.raises(LockTimeoutError), fsops.locked(path, 0):
             pass
+
+
+def test_a_lock_that_is_unlinked_between_opening_and_locking_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lock"
+    real = fcntl.flock
+
+    def flock(descriptor: int, operation: int) -> None:
+        if not (tmp_path / "done").exists():
+            path.rename(tmp_path / "done")
+            (tmp_path / "done").write_bytes(b"")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with fsops.locked(path, 5), pytest.raises(LockTimeoutError), fsops.locked(path, 0):
+        pass
 
 
 COUNTER = """

@@ -371,6 +371,22 @@ def test_a_call_that_dies_at_any_point_harms_nobody_and_the_next_completes_it(
     assert step > 5
 
 
+def test_what_a_dead_call_uploaded_is_not_uploaded_again(tmp_path: Path) -> None:
+    make_entry(tmp_path / "out", {"cascade": os.urandom(5000)})
+
+    def die(operation: str, name: str) -> None:
+        if operation == "write" and "/entries/" in name:
+            raise DiedError
+
+    inner = MemoryStore()
+    with pytest.raises(DiedError):
+        publish(tmp_path / "out", FaultStore(inner, fault=die))
+    store = MetricsStore(inner)
+    report = publish(tmp_path / "out", store)
+    assert store.requests["write"] == 1 and report.bytes_uploaded == store.bytes_written < 5000
+    assert len(restored(inner)) == 1
+
+
 PUBLISHER = """
 import sys
 from pathlib import Path

@@ -427,14 +427,17 @@ def test_a_store_that_vanishes_while_it_is_used_is_an_error(tmp_path: Path) -> N
 
 
 def test_without_hard_links_an_object_is_still_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*arguments: object, **options: object) -> None:
+    def refused(source: Path, target: Path, **options: object) -> None:
+        if target.name == "late":
+            target.write_bytes(b"theirs")  # another writer, after we looked
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(os, "link", refused)
     store = FileStore(tmp_path / "store", create=True)
     assert store.write("a/b", b"x", if_absent=True)
     assert not store.write("a/b", b"y", if_absent=True)
-    assert everything(tmp_path / "store") == {"a/b": b"x"}
+    assert not store.write("a/late", b"ours", if_absent=True)
+    assert everything(tmp_path / "store") == {"a/b": b"x", "a/late": b"theirs"}
 
 
 @pytest.mark.root
