@@ -124,7 +124,7 @@ def holds(target: str, arch: str) -> bool:
 
 
 def _known(name: str, fact: Fact) -> str:
-    if not fact.known or not fact.value:
+    if not fact.known or fact.value is None:
         raise CollectError(
             f"the key's {name} is not known",
             why=fact.describe(),

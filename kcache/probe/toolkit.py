@@ -189,9 +189,17 @@ def _run(command: list[str]) -> str:
     Raises:
         ProbeError: it cannot be run, fails, or takes longer than a minute.
     """
+    # nvcc would take flags from NVCC_APPEND_FLAGS and its like here too, and may fail of them.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("NVCC_")}
     try:
         done = subprocess.run(
-            command, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60
+            command,
+            check=False,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProbeError(f"{command[0]} cannot be run", why=str(error)) from error

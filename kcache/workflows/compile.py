@@ -89,7 +89,8 @@ def compile_modules(
         failures = ninja.run(build, targets, jobs, build.folder / "kcache-ninja.log", on_edge)
     finally:
         made_of = _record(build, toolchain, hashed)
-    spans = ninja.parse_log((build.folder / ".ninja_log").read_text(encoding="utf-8", errors="replace"))
+    log = build.folder / ".ninja_log"  # not there before the first command that did not fail
+    spans = ninja.parse_log(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
     return [_outcome(module, failures, made_of, spans, build.folder) for module in wanted]
 
 
@@ -124,8 +125,7 @@ def _discard_stale(build: ninja.Ninja, toolchain: str, hashed: _Digests) -> None
     record = _read_record(build.folder / _RECORD, toolchain)
     for found in build.folder.glob("*/*.o"):
         parts = record.get(str(found))
-        embedded = found.name.startswith("embedded_")
-        if embedded or not parts or any(hashed.of(path) != wanted for path, wanted in parts.items()):
+        if not parts or any(hashed.of(path) != wanted for path, wanted in parts.items()):
             found.unlink()
             for library in found.parent.glob("*.so"):
                 library.unlink()
@@ -189,7 +189,7 @@ def package_sources(compiled: Compiled, package: Path) -> dict[str, str]:
     sources: dict[str, str] = {}
     for path, found in compiled.read.items():
         real = os.path.realpath(path)
-        inside = max((place for place in places if real.startswith(place + os.sep)), key=len, default=None)
+        inside = next((place for place in places if real.startswith(place + os.sep)), None)
         if inside is not None:
             sources["/".join(part for part in (places[inside], real[len(inside) + 1 :].replace(os.sep, "/")) if part)] = found
     for recipe in compiled.module.recipe:
