@@ -111,7 +111,10 @@ class LocalCache:
             found = Identity.of(path)
             if found is None:
                 return Damage(path=path, reason="missing")
-            fsops.check_regular(path)
+            try:
+                fsops.check_regular(path)
+            except TrustError as error:
+                return Damage(path=path, reason=str(error))
             if isinstance(recorded, dict) and recorded.get(artifact.path) == found.to_json():
                 continue
             touched = True
@@ -196,6 +199,8 @@ class LocalCache:
     def _view_in_place(self, directory: Path, view: View) -> bool:
         try:
             for path in view.files:
+                if Identity.of(directory / path) is None:
+                    return False
                 fsops.check_regular(directory / path)
             return all((directory / path).read_bytes() == data for path, data in view.files.items()) and all(
                 str((directory / path).readlink()) == target for path, target in view.links.items()

@@ -148,9 +148,8 @@ _ARCH = re.compile(r"([0-9]{1,2})([0-9])([af]?)")
 def arch_score(built: str, device: str) -> int | None:
     """How well code built for `built` serves `device`, both in FlashInfer's spelling; None where it does not run.
 
-    FlashInfer's own rule for providers (`jit/_cuda_architecture.py`, cuda_binary_target_compatibility_score, 0.7.4): equal is best;
-    an `a` target runs on its own compute capability alone; `f` and unsuffixed ones
-    run on later minors of the same major.
+    FlashInfer's own rule for providers (`jit/_cuda_architecture.py`, cuda_binary_target_compatibility_score, 0.7.4): equal is
+    best; an `a` target runs on its own compute capability alone; `f` and plain ones run on later minors of the same major.
     """
     one, other = _ARCH.fullmatch(built), _ARCH.fullmatch(device)
     if one is None or other is None:

@@ -20,7 +20,6 @@ from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target
 from kcache.workflows.verify import Proof, verify
 
-
 HTTP_STORES = ("hf://", "http://", "https://")
 """Stores whose requests go over HTTP; every other one is counted as none."""
 
@@ -119,8 +118,6 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
 
 def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], modules: Sequence[str]) -> Proof:
     """The proof for some modules of the present view."""
-    from kcache.archs import arch_list_entry
-
     described = target.environment.fact("gpu.source").value != "gpu"
     present = cache.read("current", target.id) or {}
     restored = [cache.base, *([target.aot_directory()] if present.get("into_package") else [])]
@@ -128,7 +125,8 @@ def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], mod
         modules,
         python=target.python,
         environ=environ,
-        archs=[arch_list_entry(arch) for arch in target.environment.archs] if described else [],
+        described=target.environment.archs if described else (),
+        cuda_release=target.environment.fact("cuda.runtime").value or "",
         preload=target.preload() if target.environment.fact("torch.cuda").absent else [],
         restored=restored,
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kcache.archs import arch_list_entry, capability
 from kcache.errors import ProbeError
 from kcache.probe.stub_libcuda import write_stub
 
@@ -103,7 +104,8 @@ def verify(
     *,
     python: str,
     environ: Mapping[str, str],
-    archs: Sequence[str],
+    described: Sequence[str],
+    cuda_release: str,
     preload: Sequence[str],
     restored: Sequence[Path],
     timeout: float = 600.0,
@@ -113,7 +115,8 @@ def verify(
     Args:
         python: the server's interpreter.
         environ: the server's variables, restored exports included.
-        archs: for FLASHINFER_CUDA_ARCH_LIST, such as `9.0a`; empty where the GPUs speak for themselves.
+        described: architectures in FlashInfer's spelling (`90a`) of GPUs that are not here; empty where the GPUs speak.
+        cuda_release: such as `13.0`; what a described GPU's torch says.
         preload: libraries that a CUDA build of torch would have loaded by then.
         restored: directories in which a restored library lies.
         timeout: seconds for the whole process.
@@ -127,10 +130,13 @@ def verify(
         log, builds, answer = scratch / "compilers", scratch / "builds", scratch / "answer.json"
         trapped = _trap_compilers(scratch, log)
         variables = {**environ, **trapped, "FLASHINFER_DISABLE_JIT": "1", "FLASHINFER_JIT_BUILD_LOG": str(builds)}
-        if archs:
-            variables["FLASHINFER_CUDA_ARCH_LIST"] = " ".join(archs)
+        gpu = None
+        if described:
+            variables["FLASHINFER_CUDA_ARCH_LIST"] = " ".join(map(arch_list_entry, described))
+            major, minor = capability(described[0])
+            gpu = {"major": major, "minor": minor, "cuda_release": cuda_release}
         with _driver(scratch) as stand_in:
-            request = {"modules": list(modules), "preload": [*stand_in, *preload], "answer": str(answer)}
+            request = {"modules": list(modules), "preload": [*stand_in, *preload], "answer": str(answer), "describe": gpu}
             document = _run(python, request, variables, answer, timeout)
         trap_lines = log.read_text().splitlines() if log.exists() else []
         build_lines = builds.read_text().splitlines() if builds.exists() else []

@@ -134,7 +134,9 @@ def open_python() -> tuple[str, tuple[Path, ...]]:
         pytest.skip("needs root and setpriv")
     site = tuple(Path(path) for path in this_interpreter().search_path if "site-packages" in path)
     ours = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    code = f"import sys, click, zstandard, torch; assert sys.version_info[:2] == {sys.version_info[:2]}"
+    # It must be able to start itself again: kcache does, for its proof.
+    code = f"import subprocess, sys, click, zstandard, torch; assert sys.version_info[:2] == {sys.version_info[:2]}; "
+    code += "subprocess.run([sys.executable, '-c', ''], check=True)"
     for python in (sys.executable, f"/usr/bin/python{ours}", "/usr/bin/python3"):
         environ = {"PYTHONPATH": ":".join(map(str, site)), "HOME": "/", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [setpriv, "--reuid", "4242", "--regid", "4242", "--clear-groups", python, "-c", code]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -41,9 +42,9 @@ def key(**changes: str) -> EntryKey:
     return EntryKey(kind="modules", modules=("cascade",), ingredients=INGREDIENTS | changes)
 
 
-def environment(archs: tuple[str, ...] = ("90a",), **changes: Fact) -> Environment:
+def environment(changes: Mapping[str, Fact] | None = None, *, archs: tuple[str, ...] = ("90a",)) -> Environment:
     return Environment(
-        facts=FACTS | {name.replace("__", "."): fact for name, fact in changes.items()},
+        facts=FACTS | {name.replace("__", "."): fact for name, fact in (changes or {}).items()},
         archs=archs,
         libraries={name: known(f"/lib/{name}") for name in ELF.needed},
         sources={path: known(digest) for path, digest in SOURCES.items()},
@@ -87,7 +88,7 @@ def test_the_same_environment_is_accepted() -> None:
     ],
 )
 def test_a_key_ingredient_that_differs_is_named(changes: dict[str, Fact], refused: str) -> None:
-    assert fields(match_key(key(), environment(**changes))) == [refused]
+    assert fields(match_key(key(), environment(changes))) == [refused]
 
 
 @pytest.mark.parametrize(
@@ -95,8 +96,8 @@ def test_a_key_ingredient_that_differs_is_named(changes: dict[str, Fact], refuse
     [{"cuda__runtime": known("13.2")}, {"tvm_ffi__version": known("0.1.15.post3")}, {"tvm_ffi__version": known("0.1.16")}],
 )
 def test_what_the_loader_tolerates_is_accepted_but_not_under_strict(changes: dict[str, Fact]) -> None:
-    assert match_key(key(), environment(**changes)).accepted
-    assert not match_key(key(), environment(**changes), strict=True).accepted
+    assert match_key(key(), environment(changes)).accepted
+    assert not match_key(key(), environment(changes), strict=True).accepted
 
 
 def test_entries_with_other_compiler_flags_are_never_chosen() -> None:
@@ -147,7 +148,7 @@ def test_a_mixed_host_is_served_for_the_architectures_that_fit() -> None:
     ],
 )
 def test_a_host_that_lacks_a_symbol_version_is_refused_and_the_version_named(changes: dict[str, Fact], refused: str) -> None:
-    assert fields(match_binary(manifest(), environment(**changes))) == [refused]
+    assert fields(match_binary(manifest(), environment(changes))) == [refused]
 
 
 def _with(environment: Environment, **parts: Any) -> Environment:

@@ -2,15 +2,17 @@
 
 Run by path with the server's own Python. Request (JSON on standard input):
 
-    {"modules": [name, ...], "preload": [path of a shared library, ...], "answer": path}
+    {"modules": [name, ...], "preload": [path of a shared library, ...], "answer": path,
+     "describe": null or {"major": 9, "minor": 0, "cuda_release": "13.0"}}
 
 Answer (JSON in the file named by the request):
 
     {"flashinfer": version, "import_seconds": s, "modules": [{"module", "loaded", "seconds", "paths", "via", "error"}],
      "compiler_starts": [command, ...]}
 
-Standard library and FlashInfer only. The parent sets FLASHINFER_DISABLE_JIT and puts traps in place of every compiler; this side
-also listens to Python's own audit events, so that a compiler called by an absolute path counts too.
+Standard library and FlashInfer only, and the sibling that describes a GPU where there is none. The parent sets
+FLASHINFER_DISABLE_JIT and puts traps in place of every compiler; this side also listens to Python's own audit events, so that a
+compiler called by an absolute path counts too.
 """
 
 import ctypes
@@ -23,7 +25,8 @@ import time
 from typing import Any
 
 COMPILERS = frozenset(
-    "nvcc cicc ptxas fatbinary cudafe++ nvlink ninja cc c++ gcc g++ clang clang++ cc1 cc1plus ld ld.gold ld.lld as cmake make".split()
+    """nvcc cicc ptxas fatbinary cudafe++ nvlink ninja cc c++ gcc g++ clang clang++ cc1 cc1plus
+    ld ld.gold ld.lld as cmake make""".split()  # noqa: SIM905 (read as the words they are)
 )
 
 compiler_starts: list[str] = []
@@ -89,6 +92,13 @@ def main() -> None:
     request = json.load(sys.stdin)
     sys.addaudithook(_listen)
     started = time.perf_counter()
+    if (gpu := request["describe"]) is not None:
+        # FlashInfer 0.6.18 and 0.7.0 ask for device properties while they are imported.
+        sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+        describe_gpu = importlib.import_module("flashinfer_specs").describe_gpu
+        del sys.path[0]
+
+        describe_gpu(gpu["major"], gpu["minor"], gpu["cuda_release"])
     import flashinfer
 
     answer: dict[str, Any] = {"flashinfer": flashinfer.__version__, "import_seconds": time.perf_counter() - started}
