@@ -10,12 +10,16 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kcache.gpu_products import GpuProduct, product
+from kcache.kinds.cute_dsl import Target, expected_meta, relative_key_files
+from kcache.kinds.cute_dsl_install import install_module
+from kcache.probe.packages import interpreter_at, scan
 from kcache.recipe import Recipe, read_recipe
 from kcache.recipe_shapes import dry_run_cases
 from kcache.workflows.cute_build import DryRun, DryRunAnswer, check_kernels, compile_kernels, name_kernels
@@ -31,6 +35,9 @@ pytestmark = [
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 FLASHINFERS = [path for path in os.environ.get("KCACHE_TEST_FLASHINFERS", "").split(os.pathsep) if path]
 """Directories, each with another FlashInfer to put on PYTHONPATH; the installed one is always tested."""
+
+PYTHONS = [path for path in os.environ.get("KCACHE_TEST_PYTHONS", "").split(os.pathsep) if path]
+"""Other interpreters that have FlashInfer and all it needs (another minor version, installed with uv)."""
 
 SMALL: dict[str, Any] = {
     "id": "small", "experts": 8, "local_experts": 8, "top_k": 2, "hidden": 256, "inter": 768, "activation": "silu",
@@ -125,6 +132,77 @@ def test_every_mode_and_activation_is_named_and_what_is_not_kept_on_disk_is_told
     assert not any(Path(tmp_path).rglob("*.o"))
 
 
+def place(answer: DryRunAnswer, run: DryRun) -> None:
+    """Installs what was built for the Python of a run, below its workspace, with the meta.json that its FlashInfer expects."""
+    interpreter = interpreter_at(run.python, run.environ)
+    package = scan(interpreter.search_path).package("flashinfer")
+    assert package is not None
+    target = Target(
+        package=package,
+        search_path=interpreter.search_path,
+        cache_tag=interpreter.cache_tag,
+        soabi=interpreter.abi,
+        arch="sm_120a",
+        environ=run.environ,
+    )
+    built_for = str(Path(answer.key_files[0]).parents[3])
+    meta = expected_meta(target, relative_key_files(built_for, answer.key_files))
+    cached_ops = Path(run.workspace) / Path(answer.jit_dir).relative_to(Path(answer.jit_dir).parents[4])
+    objects = {Path(kernel.path).name: Path(kernel.path) for kernel in answer.kernels}
+    digests = {Path(kernel.path).name: kernel.sha256 for kernel in answer.kernels}
+    install_module(cached_ops, answer.kernels[0].module, meta, objects, digests=digests, owned={}, timeout=60.0)
+
+
+def other_path(tmp_path: Path) -> str:
+    """The installed FlashInfer under another path."""
+    spec = importlib.util.find_spec("flashinfer")
+    assert spec is not None
+    assert spec.origin is not None
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "flashinfer").symlink_to(Path(spec.origin).parent)
+    return str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("python", [sys.executable, *PYTHONS], ids=lambda path: Path(path).parents[1].name)
+def test_what_is_built_here_is_taken_under_another_path_and_another_python(
+    built: tuple[Path, DryRunAnswer], tmp_path: Path, python: str
+) -> None:
+    """The farm's Python has a CPU build of torch, was filled by pip; a Python of KCACHE_TEST_PYTHONS differs in all of that."""
+    run = replace(
+        dry_run(tmp_path / "home", [SMALL], path=other_path(tmp_path) if python == sys.executable else ""), python=python
+    )
+    first = built[1]
+    copied = tmp_path / "home" / Path(first.jit_dir).relative_to(built[0])
+    shutil.copytree(first.jit_dir, copied)
+    plain = check_kernels(run)
+    assert {kernel.status for kernel in plain.kernels} == {"refused"}  # what a plain copy is worth
+    assert all("source_sha256" in kernel.reason for kernel in plain.kernels)
+    shutil.rmtree(copied)
+    place(first, run)
+    answer = check_kernels(run)
+    assert {kernel.name: kernel.status for kernel in answer.kernels} == {kernel.name: "accepted" for kernel in first.kernels}
+    assert answer.compiles == 0
+
+
+def test_a_plain_copy_is_deleted_by_flashinfers_next_build_and_a_placed_one_is_kept(
+    built: tuple[Path, DryRunAnswer], tmp_path: Path
+) -> None:
+    """Why our objects must never lie beside another meta.json: what the user had goes with them."""
+    third = [SMALL | {"tokens": [4]}]
+    run = dry_run(tmp_path / "home", third, path=other_path(tmp_path))
+    place(built[1], run)
+    answer = compile_kernels(run, jobs=1)
+    (kernel,) = answer.kernels
+    directory = Path(kernel.path).parent
+    assert kernel.status == "built"
+    assert len(list(directory.glob("*.o"))) == 3
+    meta = directory / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"source_sha256": "another"}))
+    Path(kernel.path).unlink()
+    compile_kernels(run, jobs=1)
+    assert [path.name for path in directory.glob("*.o")] == [Path(kernel.path).name]
+
+
 def test_one_case_that_flashinfer_refuses_loses_nothing_of_the_others(tmp_path: Path) -> None:
     cases = [SMALL | {"id": "narrow", "hidden": 200}, SMALL | {"id": "split", "local_experts": 4}, SMALL]
     answer = name_kernels(dry_run(tmp_path, cases))
@@ -151,11 +229,12 @@ def test_the_names_depend_on_the_sm_count_and_not_on_the_products_name(tmp_path:
     assert large != small
 
 
-@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_allowed_shape_of_every_shipped_manifest_is_taken_by_flashinfer(path: Path, tmp_path: Path) -> None:
-    made = read_recipe(str(path))
-    if not dry_run_cases(made, "0.7.4"):
-        pytest.skip("this FlashInfer has nothing for the model, as the file says")
-    answer = name_kernels(dry_run(tmp_path, dry_run_cases(made, "0.7.4"), made.targets.gpus[0]))
+def test_every_allowed_shape_of_every_shipped_manifest_is_taken_by_flashinfer(tmp_path: Path) -> None:
+    cases = {}
+    for path in sorted(MANIFESTS.glob("*.toml")):
+        for case in dry_run_cases(read_recipe(str(path)), "0.7.4"):
+            cases[f"{path.stem}: {case['id']}"] = case
+    answer = name_kernels(dry_run(tmp_path, [case | {"id": name} for name, case in cases.items()]))
     assert not answer.errors
-    assert answer.kernels or answer.left_out
+    met = {case for kernel in answer.kernels for case in kernel.cases} | {case for item in answer.left_out for case in item.cases}
+    assert met == set(cases)
