@@ -26,7 +26,7 @@ from kcache import digest, fsops
 from kcache.errors import InstallError, KcacheError, TrustError
 from kcache.fsops import Identity, Staged
 from kcache.kinds.provider import View
-from kcache.manifest import Manifest, parse_manifest
+from kcache.manifest import Artifact, Manifest, parse_manifest
 
 RECEIPT_FORMAT = "kcache.receipt/1"
 _DOCUMENT_BYTES = 64 << 20
@@ -105,24 +105,15 @@ class LocalCache:
         if manifest.fingerprint != fingerprint:
             return Damage(path=directory / "manifest.json", reason="it is the manifest of another entry")
         recorded = receipt.get("files")
+        identities = recorded if isinstance(recorded, dict) else {}
         touched = False
         for artifact in manifest.artifacts:
             path = directory / artifact.path
             found = Identity.of(path)
-            if found is None:
-                return Damage(path=path, reason="missing")
-            try:
-                fsops.check_regular(path)
-            except TrustError as error:
-                return Damage(path=path, reason=str(error))
-            if isinstance(recorded, dict) and recorded.get(artifact.path) == found.to_json():
-                continue
-            touched = True
-            reason = f"{found.size} bytes instead of {artifact.size}" if found.size != artifact.size else ""
-            if not reason and digest.of_file(str(path))[0] != artifact.sha256:
-                reason = "other bytes than its manifest states"
-            if reason:
+            unchanged = found is not None and identities.get(artifact.path) == found.to_json()
+            if reason := _flaw(path, artifact, found, unchanged=unchanged):
                 return Damage(path=path, reason=reason)
+            touched = touched or not unchanged
         if touched:
             with suppress(InstallError):
                 self.write_receipt(manifest, sha256)
@@ -222,6 +213,21 @@ class LocalCache:
             return
         fsops.ensure_directory(self.base / room, root=self.root)
         fsops.write_bytes(self.base / room / f"{name}.json", digest.canonical_json(document))
+
+
+def _flaw(path: Path, artifact: Artifact, found: Identity | None, *, unchanged: bool) -> str:
+    """What is wrong with an installed file; empty if nothing is. Reads it only if it is not `unchanged`."""
+    if found is None:
+        return "missing"
+    try:
+        fsops.check_regular(path)
+    except TrustError as error:
+        return str(error)
+    if unchanged:
+        return ""
+    if found.size != artifact.size:
+        return f"{found.size} bytes instead of {artifact.size}"
+    return "" if digest.of_file(str(path))[0] == artifact.sha256 else "other bytes than its manifest states"
 
 
 class SourceMemo:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib import import_module
 from typing import Any
@@ -13,10 +12,8 @@ from typing import Any
 import click
 
 from kcache import __version__
-from kcache.cli import exit_codes
+from kcache.cli import exit_codes, messages
 from kcache.errors import KcacheError
-
-log = logging.getLogger(__name__)
 
 COMMANDS = {
     "build": "compile entries on a host that needs no GPU",
@@ -68,8 +65,7 @@ def app(verbose: int, quiet: bool) -> None:
     Exit codes: 0 done, 1 failed, 2 usage, 3 partial, 10 miss, 11 locked, 12 corrupt or untrusted.
     `kcache restore -- CMD` always reaches CMD, whatever happened, unless --strict is given.
     """
-    level = logging.ERROR if quiet else (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
-    logging.basicConfig(level=level, stream=sys.stderr, format="kcache: %(message)s")
+    messages.level = messages.QUIET if quiet else min(verbose, messages.DEBUG)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -87,10 +83,10 @@ def main(arguments: list[str] | None = None) -> None:
         _start_anyway(words)
         sys.exit(exit_codes.USAGE)
     except KcacheError as error:
-        click.echo(f"kcache: {error}", err=True)
+        messages.fail(str(error))
         sys.exit(error.exit_code)
-    except Exception:  # a server's start may be at stake
-        log.exception("kcache failed in a way that it does not know; please report this")
+    except Exception:  # noqa: BLE001 (a server's start may be at stake)
+        messages.unexpected("kcache")
         _start_anyway(words)
         sys.exit(exit_codes.FAILED)
 

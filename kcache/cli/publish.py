@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from kcache.cli import messages
 from kcache.cli.options import json_option
 
 if TYPE_CHECKING:
     from kcache.workflows.publish import PublishReport
-
-log = logging.getLogger(__name__)
 
 
 @click.command(
@@ -37,9 +35,9 @@ def command(directory: Path, store: str, replace: bool, dry_run: bool, as_json: 
     from kcache.store.open import open_store
     from kcache.workflows.publish import publish
 
-    report = publish(directory, open_store(store, create=True), replace=replace, dry_run=dry_run, progress=log.info)
+    report = publish(directory, open_store(store, create=True), replace=replace, dry_run=dry_run, progress=_progress)
     for line in report.warnings:
-        log.warning("%s", line)
+        messages.say(line)
     if as_json:
         from kcache.cli.main import echo_json
 
@@ -53,3 +51,7 @@ def _summary(report: PublishReport) -> str:
     size = f"{report.bytes_uploaded / 1e6:.1f} MB"
     done = f"would upload {size}" if report.dry_run else f"{size} uploaded"
     return f"{', '.join(parts)} in {report.store}; {done}"
+
+
+def _progress(line: str) -> None:
+    messages.say(line, at=messages.VERBOSE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli import exit_codes
+from kcache.cli import exit_codes, messages
 from kcache.cli.options import archs_option, env_option, from_option, json_option, kinds_option, modules_option, python_option
 from kcache.report import ERROR, HIT, MISS, PARTIAL
 
 if TYPE_CHECKING:
     from kcache.report import RestoreReport
-
-log = logging.getLogger(__name__)
 
 HANG_GRACE = 1.0
 """Seconds after the deadline in which the workflow's own bounds should have ended it."""
@@ -158,9 +155,8 @@ def _failed(error: BaseException | None) -> RestoreReport:
     if isinstance(error, click.ClickException):
         return RestoreReport(status=ERROR, reasons=(error.format_message(),), exit_code=exit_codes.USAGE)
     if isinstance(error, KcacheError):
-        log.debug("restore failed", exc_info=error)
         return RestoreReport(status=ERROR, reasons=(str(error),), exit_code=error.exit_code)
-    log.error("restore failed in a way that kcache does not know; please report this", exc_info=error)
+    messages.unexpected("restore")
     return RestoreReport(status=ERROR, reasons=(f"{type(error).__name__}: {error}",), exit_code=exit_codes.FAILED)
 
 
@@ -187,9 +183,9 @@ def _say(report: RestoreReport, *, as_json: bool, shell: bool) -> None:
 
         for name, value in report.env.items():
             click.echo(f"export {name}={shlex.quote(value)}")
-    click.echo(f"kcache: {_summary(report)}", err=True)
+    messages.say(_summary(report), at=messages.NORMAL if report.status == HIT else messages.QUIET)
     for line in report.warnings:
-        log.warning("%s", line)
+        messages.say(line)
 
 
 def _summary(report: RestoreReport) -> str:

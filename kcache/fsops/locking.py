@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,7 +37,7 @@ def locked(path: str | os.PathLike[str], timeout: float) -> Iterator[None]:
     try:
         with suppress(OSError):  # only for messages; a full disk must not matter
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         yield
     finally:
         with suppress(OSError):

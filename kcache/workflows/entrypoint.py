@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcache.errors import InstallError, ProbeError, TrustError
 from kcache.local_cache import LocalCache
@@ -15,10 +15,12 @@ from kcache.probe.caches import cache_root
 from kcache.report import ERROR, HIT, RestoreReport
 from kcache.store.open import open_store
 from kcache.store.wrappers import MetricsStore
-from kcache.workflows.install import Deadline
+from kcache.workflows.deadline import Deadline
 from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target
-from kcache.workflows.verify import Proof, verify
+
+if TYPE_CHECKING:
+    from kcache.workflows.verify import Proof
 
 HTTP_STORES = ("hf://", "http://", "https://")
 """Stores whose requests go over HTTP; every other one is counted as none."""
@@ -118,6 +120,8 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
 
 def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], modules: Sequence[str]) -> Proof:
     """The proof for some modules of the present view."""
+    from kcache.workflows.verify import verify
+
     described = target.environment.fact("gpu.source").value != "gpu"
     present = cache.read("current", target.id) or {}
     restored = [cache.base, *([target.aot_directory()] if present.get("into_package") else [])]

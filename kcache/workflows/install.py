@@ -6,51 +6,19 @@ written, after the whole archive was read and its digest was right. The caller h
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from kcache import archive, digest, fsops
-from kcache.errors import IntegrityError, UnavailableError
+from kcache.errors import IntegrityError
 from kcache.fsops import Staged
 from kcache.index import IndexEntry
 from kcache.local_cache import Damage, InstalledEntry, LocalCache
 from kcache.manifest import Manifest
 from kcache.store.base import Store
+from kcache.workflows.deadline import Deadline
 
 SPACE_MARGIN = 1 << 20
 """Bytes asked for beyond the files themselves: receipt, view, directories."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
-    """A moment of the monotonic clock after which a restore stops waiting."""
-
-    at: float
-    seconds: float
-
-    @classmethod
-    def after(cls, seconds: float) -> Deadline:
-        return cls(at=time.monotonic() + seconds, seconds=seconds)
-
-    def left(self) -> float:
-        """Seconds that remain, never negative."""
-        return max(0.0, self.at - time.monotonic())
-
-    def watch(self, chunks: Iterable[bytes], what: str) -> Iterator[bytes]:
-        """The same chunks, ended by an error once the deadline has passed.
-
-        Raises:
-            UnavailableError: while iterating.
-        """
-        for chunk in chunks:
-            if time.monotonic() > self.at:
-                raise UnavailableError(
-                    f"{what} took longer than the deadline",
-                    why=f"{self.seconds:g} s were allowed",
-                    remedy="Raise --deadline, or bring the store nearer.",
-                )
-            yield chunk
 
 
 def install_entry(cache: LocalCache, store: Store, entry: IndexEntry, manifest: Manifest, deadline: Deadline) -> InstalledEntry:

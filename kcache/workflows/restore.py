@@ -29,7 +29,7 @@ from kcache.manifest import Manifest
 from kcache.report import RestoreReport
 from kcache.store.base import Store
 from kcache.workflows.catalog import read_index, read_manifest
-from kcache.workflows.install import Deadline, install_entry
+from kcache.workflows.deadline import Deadline
 from kcache.workflows.outcome import Outcome, report
 from kcache.workflows.resolve import Choice, candidates, choose, grouped, wanted
 from kcache.workflows.target import Target
@@ -198,6 +198,9 @@ def _install(run: _Run, entry: IndexEntry, manifest: Manifest) -> str:
         run.warnings.append(f"{found.path} is damaged ({found.reason}); it was set aside")
         run.cache.set_aside(manifest.fingerprint, found)
         action = "repaired"
+    # Imported where there is something to install: a start with nothing to do need not pay for it.
+    from kcache.workflows.install import install_entry
+
     store = run.store_of.get(manifest.fingerprint)
     if store is None:
         raise NotFoundError(f"no store has {manifest.fingerprint}")

@@ -1,0 +1,149 @@
+"""Measures `kcache restore` beside what it is compared with; see `ci/bench`. Prints medians, spreads and ratios of this run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+MIB = 1 << 20
+MAX_RSS_KIB = 1 << 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Wall seconds and peak resident bytes of one whole process."""
+
+    seconds: float
+    peak: int
+
+
+def run(command: Sequence[str], environ: dict[str, str]) -> Sample:
+    """One process from start to end."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    said = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode}: {said.decode()}")
+    return Sample(seconds=seconds, peak=usage.ru_maxrss * MAX_RSS_KIB)
+
+
+def pairs(one: Callable[[], Sample], other: Callable[[], Sample], runs: int) -> tuple[list[Sample], list[Sample]]:
+    """Both in turn, A B A B, after one of each that is not counted."""
+    one()
+    other()
+    samples = [(one(), other()) for _ in range(runs)]
+    return [a for a, _ in samples], [b for _, b in samples]
+
+
+def median(samples: list[Sample]) -> float:
+    return statistics.median(sample.seconds for sample in samples)
+
+
+def spread(samples: list[Sample]) -> str:
+    seconds = [sample.seconds * 1000 for sample in samples]
+    return f"{statistics.median(seconds):.0f} ms ({min(seconds):.0f} to {max(seconds):.0f})"
+
+
+class Bench:
+    """One store, one architecture, one scratch directory."""
+
+    def __init__(self, store: Path, arch: str, scratch: Path, runs: int) -> None:
+        self.store, self.arch, self.scratch, self.runs = store, arch, scratch, runs
+        self.count = 0
+        self.rows: list[tuple[str, str, str, str, str]] = []
+        self.numbers: dict[str, dict[str, float]] = {}
+
+    def environ(self, home: Path) -> dict[str, str]:
+        return {"HOME": str(home), "PATH": os.environ["PATH"]}
+
+    def fresh(self) -> Path:
+        self.count += 1
+        home = self.scratch / f"home-{self.count}"
+        home.mkdir()
+        return home
+
+    def restore(self, home: Path) -> Sample:
+        words = ["restore", "--from", str(self.store), "--arch", self.arch]
+        return run([sys.executable, "-m", "kcache", *words], self.environ(home))
+
+    def untar(self) -> Sample:
+        """What anybody would do by hand with the same bytes: one pipe for each archive."""
+        target = self.fresh()
+        archives = sorted((self.store / "v1" / "archives").rglob("*.tar.zst"))
+        lines = [f"zstd -dc '{archive}' | tar x -C '{target}'" for archive in archives]
+        return run(["/bin/sh", "-c", " && ".join(lines)], self.environ(target))
+
+    def python(self, code: str) -> Sample:
+        return run([sys.executable, "-c", code], self.environ(self.scratch))
+
+    def add(self, name: str, ours: list[Sample], theirs: list[Sample], goal: float, floor: float = 0.0) -> None:
+        """A row. The goal is ours <= goal x theirs + floor (seconds)."""
+        ratio = median(ours) / median(theirs)
+        met = median(ours) <= goal * median(theirs) + floor
+        text = f"{goal:g} x" + (f" + {floor * 1000:.0f} ms" if floor else "")
+        self.rows.append((name, spread(ours), spread(theirs), f"{ratio:.2f} x", f"{text}: {'met' if met else 'MISSED'}"))
+        self.numbers[name] = {"ours_s": median(ours), "theirs_s": median(theirs), "ratio": ratio, "met": float(met)}
+
+    def all(self) -> None:
+        first, by_hand = pairs(lambda: self.restore(self.fresh()), self.untar, self.runs)
+        self.add("first restore / zstd -dc | tar x", first, by_hand, 1.25, 0.150)
+        home = self.fresh()
+        again, click = pairs(lambda: self.restore(home), lambda: self.python("import click"), self.runs)
+        self.add("nothing to do / python -c 'import click'", again, click, 3.0)
+        bare = self.python("pass")
+        above = max(sample.peak for sample in first) - bare.peak
+        met = "met" if above <= 64 * MIB else "MISSED"
+        self.rows.append(("peak memory of a first restore above python", f"{above / MIB:.0f} MiB", "", "", f"64 MiB: {met}"))
+        self.numbers["peak memory"] = {"bytes": above, "met": float(above <= 64 * MIB)}
+
+
+def small_store(scratch: Path, arch: str) -> Path:
+    out, store = scratch / "entries", scratch / "store"
+    store.mkdir()
+    for words in (["build", "--modules", "cascade", "--arch", arch, "-o", str(out)], ["publish", str(out), "--to", str(store)]):
+        subprocess.run([sys.executable, "-m", "kcache", *words], check=True)
+    return store
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--store", type=Path)
+    parser.add_argument("--arch", default="9.0a")
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if shutil.which("zstd") is None:
+        sys.exit("ci/bench compares with the zstd program; install it first")
+    with tempfile.TemporaryDirectory(prefix="kcache-bench-") as name:
+        scratch = Path(name)
+        bench = Bench(options.store or small_store(scratch, options.arch), options.arch, scratch, options.runs)
+        bench.all()
+    table = Table(title=f"medians of {options.runs} runs (smallest to largest)")
+    for column in ("measured", "kcache", "compared with", "ratio", "goal"):
+        table.add_column(column)
+    for row in bench.rows:
+        table.add_row(*row)
+    Console(width=150).print(table)
+    if options.json:
+        options.json.write_text(json.dumps(bench.numbers, indent=2))
+
+
+if __name__ == "__main__":
+    main()
