@@ -32,6 +32,9 @@ _CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 _CACHE_FLAGS = {"x86_64": 0x0303, "aarch64": 0x0A03}
 """glibc, elf/cache.c and sysdeps/generic/ldconfig.h: FLAG_ELF_LIBC6 with the machine's FLAG_*_LIB64."""
 
+CUDA_MAJORS = ("13", "12")
+"""Those that FlashInfer 0.6.18 to 0.7.4 is built with."""
+
 _TORCH_LIBRARIES = (
     "libtorch_global_deps.so",
     "libtorch_cuda.so",
@@ -107,10 +110,17 @@ class Process:
         for path, library in self._torch_libraries:
             if soname in library.needed and (found := self._search(soname, library, path)):
                 return found
+        return self._in_wheels(soname, (self.torch_cuda.partition(".")[0],)) if self.torch_cuda is not None else None
+
+    def expected_from_wheels(self, soname: str) -> str | None:
+        """Where this Python has a CPU build of torch: the wheel's library that a CUDA build on the GPU host would load."""
+        return self._in_wheels(soname, CUDA_MAJORS) if self.torch_cuda is None else None
+
+    def _in_wheels(self, soname: str, majors: Sequence[str]) -> str | None:
         folder = _TORCH_PRELOADS.get(soname.partition(".so")[0])
-        if self.torch_cuda is None or folder is None:
+        if folder is None:
             return None
-        folders = (f"nvidia/{folder}", f"nvidia/cu{self.torch_cuda.partition('.')[0]}", folder)
+        folders = (f"nvidia/{folder}", *(f"nvidia/cu{major}" for major in majors), folder)
         return self._first(f"{entry}/{part}/lib/{soname}" for entry in self.search_path for part in folders)
 
     @cached_property
@@ -196,11 +206,12 @@ def library_facts(process: Process, sonames: Iterable[str], *, driver_expected: 
     """A fact for each soname: the path that the loader would take, or absent.
 
     Args:
-        driver_expected: the architecture is described and no GPU is here, so the driver's library comes with the GPU host.
+        driver_expected: the architecture is described and no GPU is here, so the driver's library comes with the GPU host, and
+            so does a torch that loads the CUDA libraries of wheels.
     """
     facts: dict[str, Fact] = {}
     for soname in sonames:
-        path = process.find(soname)
+        path = process.find(soname) or (process.expected_from_wheels(soname) if driver_expected else None)
         if path is not None:
             facts[soname] = known(path)
         elif soname == DRIVER_LIBRARY and driver_expected:

@@ -233,9 +233,14 @@ def make_home(found: FoundToolkit, folder: Path, machine: str) -> Toolkit:
         shutil.rmtree(folder)
     stubs = folder / "lib64" / "stubs"
     stubs.mkdir(parents=True)
-    for name in ("bin", "nvvm"):
-        if (found.root / name).exists():
-            (folder / name).symlink_to(found.root / name)
+    for item in found.root.iterdir():
+        if item.name not in ("bin", "include", "lib64"):
+            (folder / item.name).symlink_to(item)
+    # nvcc looks for the rest of its toolkit at `bin/..`, and names headers so; ninja takes that for this folder. With `bin` a
+    # link the two would mean different places, and ninja would never find a header that the compiler read.
+    (folder / "bin").mkdir()
+    for item in (found.root / "bin").iterdir():
+        (folder / "bin" / item.name).symlink_to(item)
     missing = _link_headers(found.root, found.extras, folder / "include")
     _link_libraries(found.root, found.extras, folder / "lib64")
     _link_stub(found.root, folder, stubs, machine)

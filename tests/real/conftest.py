@@ -91,6 +91,23 @@ def cascade_store(cascade_build: Path, build_store: Callable[[Path], Path]) -> P
 
 
 @pytest.fixture(scope="session")
+def sampling_store(build_modules: BuildModules, build_cache: Path, build_store: Callable[[Path], Path]) -> Path:
+    """A local store with the entry of the whole kind `sampling` for 9.0a."""
+    output = build_cache / "sampling"
+    words = ["--kinds", "sampling", "--arch", "9.0a", "-o", str(output), "--work-dir", str(build_cache / "sampling-work")]
+    with (build_cache / "sampling.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = subprocess.run([sys.executable, "-m", "kcache", "build", *words], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return build_store(output)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests with the longest build first, so that the other worker has something to do meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("large") is None)
+
+
+@pytest.fixture(scope="session")
 def cascade_jit_directory(cascade_build: Path, build_cache: Path) -> Path:
     """The `cached_ops` directory in which FlashInfer's own ninja built `cascade`."""
     found = sorted(build_cache.glob("*/work/**/cached_ops/cascade/cascade.so"))

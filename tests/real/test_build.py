@@ -180,6 +180,18 @@ def compilers(work: Path) -> list[str]:
     return found
 
 
+@pytest.mark.skipif(not Path("/usr/local/cuda/bin/nvcc").exists(), reason="no toolkit at /usr/local/cuda")
+def test_a_toolkit_in_cuda_home_builds_the_same_entry_as_wheels_of_its_release(tmp_path: Path, cascade_build: Path) -> None:
+    words = ("--modules", "cascade", "--arch", "9.0a", "-o", tmp_path / "out", "--work-dir", tmp_path / "work")
+    code, report, err = kcache_build(*words, CUDA_HOME="/usr/local/cuda")
+    assert code == 0, err
+    assert report["cuda"]["source"] == "CUDA_HOME"
+    wheels = only_manifest(cascade_build)
+    if report["cuda"]["release"] == wheels.key.ingredients["cuda.release"]:
+        assert only_manifest(tmp_path / "out").key == wheels.key
+    assert kcache_build(*words, CUDA_HOME="/usr/local/cuda")[1]["status"] == "up-to-date"
+
+
 def test_user_flags_enter_the_key_and_flags_behind_flashinfers_back_are_kept_out(tmp_path: Path, cascade_build: Path) -> None:
     words = ("--modules", "cascade", "--arch", "9.0a", "-o", tmp_path / "out", "--work-dir", tmp_path / "work")
     hidden = {"NVCC_APPEND_FLAGS": "-this-would-fail", "CPATH": "/nowhere"}

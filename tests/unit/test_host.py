@@ -194,7 +194,7 @@ def test_the_tree_changes_with_one_byte_and_not_with_the_place(tmp_path: Path) -
 
 @pytest.mark.real
 def test_facts_and_archs_are_what_the_libraries_compute(tmp_path: Path) -> None:
-    """`KCACHE_TEST_FLASHINFER` may name directories, separated by colons, that each hold another FlashInfer."""
+    """`KCACHE_TEST_FLASHINFERS` may name directories, separated by colons, that each hold another FlashInfer."""
     script = (
         "import json, platform, sysconfig, torch, types\n"
         # 0.6.18 asks a GPU for its size while it is imported; a described one answers where there is none.
@@ -209,7 +209,7 @@ def test_facts_and_archs_are_what_the_libraries_compute(tmp_path: Path) -> None:
         " 'platform.machine': platform.machine(), 'libc.version': platform.libc_ver()[1],\n"
         " 'workspace': env.FLASHINFER_WORKSPACE_DIR.name, 'package': flashinfer.__path__[0]}))"
     )
-    for site in ("", *filter(None, os.environ.get("KCACHE_TEST_FLASHINFER", "").split(":"))):
+    for site in ("", *filter(None, os.environ.get("KCACHE_TEST_FLASHINFERS", "").split(":"))):
         environ = {
             **os.environ,
             "PYTHONPATH": site,

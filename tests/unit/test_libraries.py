@@ -243,6 +243,14 @@ def test_wheels_count_only_where_torch_loads_them(tmp_path: Path) -> None:
     )
 
 
+def test_a_cpu_build_of_torch_counts_wheels_only_where_the_gpu_host_is_still_to_come(tmp_path: Path) -> None:
+    """A farm and an image build have a CPU torch and the runtime's wheel; the GPU host's torch loads what lies in that wheel."""
+    library = shared(tmp_path / "nvidia" / "cu13" / "lib" / "libcufile.so.77")
+    cpu = process(search_path=(str(tmp_path),), torch=str(tmp_path / "none"))
+    assert library_facts(cpu, ["libcufile.so.77"], driver_expected=True)["libcufile.so.77"] == known(str(library))
+    assert library_facts(cpu, ["libcufile.so.77"], driver_expected=False)["libcufile.so.77"] == ABSENT
+
+
 def test_tvm_ffi_comes_from_its_package_and_from_nowhere_else(tmp_path: Path) -> None:
     shared(tmp_path / "path" / "libtvm_ffi.so")
     environ = {"LD_LIBRARY_PATH": str(tmp_path / "path")}

@@ -139,6 +139,16 @@ def test_a_home_without_curand_is_completed_from_wheels_of_its_major(tmp_path: P
     assert sorted(path.name for path in (home / "include").iterdir()) == ["cuda.h", "cuda_runtime.h", "thrust.h"]
 
 
+def test_the_folder_is_its_own_parent_of_bin_with_all_that_the_toolkit_has(tmp_path: Path) -> None:
+    home = _toolkit(tmp_path / "cuda")
+    (home / "targets" / "x86_64-linux" / "include").mkdir(parents=True)
+    (home / "targets" / "x86_64-linux" / "include" / "a.h").touch()
+    scratch = make_home(find_toolkit({"CUDA_HOME": str(home)}, []), tmp_path / "scratch", MACHINE).home
+    assert (scratch / "bin" / ".." / "include").resolve() == home / "include"
+    assert (scratch / "bin" / "..").resolve() == scratch
+    assert (scratch / "targets" / "x86_64-linux" / "include" / "a.h").is_file()
+
+
 def test_wheels_of_another_major_complete_nothing(tmp_path: Path) -> None:
     home = _toolkit(tmp_path / "cuda", "12.8.93")
     found = find_toolkit({"CUDA_HOME": str(home)}, [_wheels(tmp_path / "site")])
