@@ -13,7 +13,7 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection
 
-from kcache.key import ABSENT
+from kcache.key import ABSENT, known
 from kcache.probe import packages
 from kcache.probe.elf import NotElfError, machine_of, read_library
 from kcache.probe.libraries import (
