@@ -18,6 +18,7 @@ class Outcome:
     """Everything that the report is made of.
 
     kinds:     those that were asked for by name.
+    modules:   likewise.
     choices:   one for each group of published entries that was asked for.
     placed:    fingerprint -> entry, for everything that is in place.
     actions:   fingerprint -> how it came to be in place.
@@ -27,6 +28,7 @@ class Outcome:
     """
 
     kinds: Sequence[str]
+    modules: Sequence[str]
     choices: Sequence[Choice]
     placed: Mapping[str, InstalledEntry]
     actions: Mapping[str, str]
@@ -54,6 +56,12 @@ def report(
     }
     for kind in outcome.kinds:
         kinds.setdefault(kind, KindReport(status=MISS, reasons=(outcome.nothing,)))
+    if lacking := _unpublished(outcome):
+        found = kinds.get("modules", KindReport(status=MISS))
+        reasons = (*found.reasons, *(f"{module}: {outcome.nothing}" for module in lacking))
+        kinds["modules"] = KindReport(
+            status=PARTIAL if found.status == HIT else found.status, entries=found.entries, reasons=reasons
+        )
     used = [e for e in outcome.placed.values() if not any(module in outcome.refusals for module in e.manifest.key.modules)]
     errors = [*outcome.errors.values(), *(error for choice in outcome.choices for error in choice.failed)]
     return RestoreReport(
@@ -68,6 +76,12 @@ def report(
         cache_root=str(root),
         exit_code=errors[0].exit_code if errors else 1,
     )
+
+
+def _unpublished(outcome: Outcome) -> list[str]:
+    """Modules that were asked for by name and that no published entry of that kind holds."""
+    published = {module for choice in outcome.choices if choice.name[0] == "modules" for module in choice.name[1]}
+    return [module for module in outcome.modules if module not in published]
 
 
 def _kind_report(outcome: Outcome, target: Target, choices: Sequence[Choice]) -> KindReport:

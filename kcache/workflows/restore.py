@@ -65,7 +65,6 @@ class _Run:
     deadline: Deadline
     store_of: dict[str, Store] = field(default_factory=dict)
     found: dict[str, InstalledEntry | Damage | None] = field(default_factory=dict)
-    manifests: dict[str, Manifest] = field(default_factory=dict)
     actions: dict[str, str] = field(default_factory=dict)
     errors: dict[str, KcacheError] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -97,6 +96,7 @@ def restore(
     offered = offer(cache, target, list(placed.values()), into_package=request.into_package)
     outcome = Outcome(
         kinds=request.kinds,
+        modules=request.modules,
         choices=choices,
         placed=placed,
         actions=run.actions,
@@ -170,20 +170,26 @@ def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
     if not todo:
         return
     run.cache.prepare()
-    timeout = min(run.request.lock_timeout, run.deadline.left())
-    with fsops.locked(run.cache.lock_path, timeout):
-        for fingerprint, (entry, manifest) in sorted(todo.items()):
-            # Whoever held the lock before us may have done the work.
-            run.found[fingerprint] = run.cache.find(fingerprint)
-            if _in_place(run, entry, manifest):
-                run.actions[fingerprint] = "in-place"
-                continue
-            try:
-                run.actions[fingerprint] = _install(run, entry, manifest)
-            except LockTimeoutError:
-                raise
-            except (IntegrityError, StoreError, InstallError, TrustError) as error:
-                run.errors[fingerprint] = error
+    try:
+        with fsops.locked(run.cache.lock_path, min(run.request.lock_timeout, run.deadline.left())):
+            for fingerprint, (entry, manifest) in sorted(todo.items()):
+                _place(run, fingerprint, entry, manifest)
+    except LockTimeoutError as error:
+        if not run.actions:
+            raise
+        run.errors |= dict.fromkeys(todo.keys() - run.actions.keys(), error)
+
+
+def _place(run: _Run, fingerprint: str, entry: IndexEntry, manifest: Manifest) -> None:
+    """Installs one entry, unless whoever held the lock before us has done it. One that fails does not stop the others."""
+    run.found[fingerprint] = run.cache.find(fingerprint)
+    if _in_place(run, entry, manifest):
+        run.actions[fingerprint] = "in-place"
+        return
+    try:
+        run.actions[fingerprint] = _install(run, entry, manifest)
+    except (IntegrityError, StoreError, InstallError, TrustError) as error:
+        run.errors[fingerprint] = error
 
 
 def _in_place(run: _Run, entry: IndexEntry, manifest: Manifest) -> bool:

@@ -314,3 +314,17 @@ def test_b13_a_full_file_system_is_noticed_before_anything_is_written(tmp_path: 
         assert started(container.kcache("restore", "--from", str(cascade_store), "--arch", "9.0a", *SERVER))
     finally:
         subprocess.run(["umount", str(home)], check=True)
+
+
+def test_a_module_that_nobody_published_is_named(container: Container, cascade_store: Path) -> None:
+    done = container.restore(cascade_store, "--modules", "cascade,page")
+    assert (done.code, done.document["status"]) == (3, "partial")
+    assert done.document["kinds"]["modules"]["reasons"][0].startswith("page: ")
+    missed = container.restore(cascade_store, "--modules", "page")
+    assert missed.code == 10
+    assert missed.document["kinds"]["modules"]["reasons"][0].startswith("page: ")
+
+
+def test_a_kind_that_nobody_published_is_a_miss(container: Container, cascade_store: Path) -> None:
+    done = container.restore(cascade_store, "--kinds", "sampling")
+    assert (done.code, done.document["kinds"]["sampling"]["status"]) == (10, "miss")
