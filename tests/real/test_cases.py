@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -328,3 +329,63 @@ def test_a_module_that_nobody_published_is_named(container: Container, cascade_s
 def test_a_kind_that_nobody_published_is_a_miss(container: Container, cascade_store: Path) -> None:
     done = container.restore(cascade_store, "--kinds", "sampling")
     assert (done.code, done.document["kinds"]["sampling"]["status"]) == (10, "miss")
+
+
+def test_what_was_restored_outlives_the_store(container: Container, cascade_store: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(cascade_store, store)
+    assert container.restore(store).code == 0
+    shutil.rmtree(store)
+    (library,) = container.libraries
+    assert library.stat().st_nlink == 1 and not library.is_symlink()
+    done = container.restore(store)
+    assert (done.code, done.document["status"]) == (0, "hit")
+    assert str(store) in done.document["warnings"][0]
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _newer(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"kcache.index/1", b"kcache.index/2"))
+
+
+def _lie(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"90a"', b'"89"'))
+
+
+@pytest.mark.parametrize(
+    ("which", "spoil", "code"),
+    [
+        ("archives/*/*.tar.zst", _truncate, 12),
+        ("archives/*/*.tar.zst", lambda path: path.write_bytes(b"not an archive"), 12),
+        ("archives/*/*.tar.zst", lambda path: path.write_bytes(path.read_bytes() + b"more"), 12),
+        ("env/*/*/entries/*/*.json", _truncate, 12),
+        ("env/*/*/entries/*/*.json", _lie, 12),
+        ("env/*/*/index.json", _truncate, 12),
+        ("env/*/*/index.json", _newer, 12),
+        ("env/*/*/index.json", _lie, 10),
+    ],
+)
+def test_what_is_damaged_in_a_store_is_refused_in_one_line_and_nothing_is_touched(
+    container: Container, cascade_store: Path, tmp_path: Path, which: str, spoil: Callable[[Path], object], code: int
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(cascade_store, store)
+    (found,) = (store / "v1").glob(which)
+    found.chmod(0o644)
+    spoil(found)
+    done = container.restore(store)
+    assert done.code == code, done.out + done.err
+    assert len(done.err.strip().splitlines()) == 1, done.err
+    assert not container.libraries
+    assert "PYTHONPATH" not in done.document["env"]
+    assert started(container.kcache("restore", "--from", str(store), "--arch", "9.0a", *SERVER))
+
+
+@pytest.mark.parametrize("arch", ["10.0a", "12.0f", "8.9"])
+def test_another_gpu_is_a_miss_that_names_it(container: Container, cascade_store: Path, arch: str) -> None:
+    done = container.restore(cascade_store, arch=arch)
+    assert done.code == 10
+    assert not container.libraries
