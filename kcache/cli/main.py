@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import Any
@@ -76,10 +77,10 @@ def main(arguments: list[str] | None = None) -> None:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.Abort:
-        click.echo("kcache: stopped", err=True)
+        messages.fail("stopped")
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        messages.fail(_one_line(error))
         _start_anyway(words)
         sys.exit(exit_codes.USAGE)
     except KcacheError as error:
@@ -93,13 +94,34 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _start_anyway(words: list[str]) -> None:
     """`kcache restore` with a command reaches that command even when its own options are wrong, unless --strict was given."""
-    if "restore" not in words or "--" not in words:
+    if "--" not in words:
         return
     ours, server = words[: words.index("--")], words[words.index("--") + 1 :]
-    if server and "--strict" not in ours:
+    called = next((word for word in ours if not word.startswith("-")), "")
+    if called == "restore" and server and "--strict" not in ours:
         from kcache.cli.start import start
 
-        start(server, {})
+        start(server, needed_anyway())
+
+
+def needed_anyway() -> dict[str, str]:
+    """What a server needs whatever became of the restore. Never raises."""
+    try:
+        from kcache.workflows.entrypoint import needed_by_server
+
+        return needed_by_server(os.environ)
+    except Exception:  # a server's start is at stake  # noqa: BLE001
+        messages.unexpected("looking for what the server needs")
+        return {}
+
+
+def _one_line(error: click.ClickException) -> str:
+    """What is wrong with a command line, and where its help is."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    what = " ".join(error.format_message().split())
+    if not isinstance(error, click.UsageError) or "--help" in what:
+        return what
+    return f"{what} See `{context.command_path if context is not None else 'kcache'} --help`."
 
 
 def echo_json(document: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 import click
 
@@ -15,17 +16,19 @@ level = NORMAL
 def say(text: str, *, at: int = NORMAL) -> None:
     """One line, if the level in force lets lines of level `at` through."""
     if level >= at:
-        click.echo(f"kcache: {text}", err=True)
+        fail(text)
 
 
 def fail(text: str) -> None:
-    """What went wrong: said however quiet."""
-    click.echo(f"kcache: {text}", err=True)
+    """What went wrong: said however quiet. A standard error that is closed or full is no reason for anything else to fail."""
+    with suppress(OSError, ValueError):
+        click.echo(f"kcache: {text}", err=True)
 
 
 def unexpected(what: str) -> None:
     """The exception being handled is one that kcache does not know: its traceback, for the report."""
     import traceback
 
-    traceback.print_exc(file=sys.stderr)
+    with suppress(OSError, ValueError):
+        traceback.print_exc(file=sys.stderr)
     fail(f"{what} failed in a way that it does not know; please report this")

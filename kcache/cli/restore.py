@@ -16,6 +16,7 @@ from kcache.report import ERROR, HIT, MISS, PARTIAL
 
 if TYPE_CHECKING:
     from kcache.report import RestoreReport
+    from kcache.workflows.target import TargetRequest
 
 HANG_GRACE = 1.0
 """Seconds after the deadline in which the workflow's own bounds should have ended it."""
@@ -70,6 +71,8 @@ def command(
     FlashInfer compiles as it would without kcache. Without CMD the exit code says what happened.
     """
     try:
+        if as_json and shell:
+            raise click.UsageError("--json and --shell both want standard output: give one of them.")
         report = _run(
             stores=stores,
             kinds=kinds,
@@ -86,10 +89,16 @@ def command(
     except click.UsageError:
         if not server or strict:
             raise
+        shell = shell and not as_json
         report = _failed(sys.exc_info()[1])
     except Exception as error:  # a server's start is at stake  # noqa: BLE001
         report = _failed(error)
-    _say(report, as_json=as_json, shell=shell)
+    try:
+        _say(report, as_json=as_json, shell=shell)
+    except (OSError, ValueError) as error:  # standard output is closed, full, or nobody reads it
+        messages.fail(f"the result could not be printed: {error}")
+        if not server:
+            sys.exit(exit_codes.FAILED)
     if server and (report.status == HIT or not strict):
         from kcache.cli.start import start
 
@@ -121,11 +130,20 @@ def _run(
     where = TargetRequest(python=python, archs=archs, env_file=env_file)
     with _bounded(deadline):
         report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline)
-    if prove:
-        from kcache.workflows.entrypoint import with_proof
+    return _proven(report, where) if prove else report
 
-        report = with_proof(report, where, os.environ)
-    return report
+
+def _proven(report: RestoreReport, where: TargetRequest) -> RestoreReport:
+    """The report with its proof. What was restored stays offered where the proof could not be had."""
+    from dataclasses import replace
+
+    from kcache.errors import KcacheError
+    from kcache.workflows.entrypoint import with_proof
+
+    try:
+        return with_proof(report, where, os.environ)
+    except KcacheError as error:
+        return replace(report, status=ERROR, reasons=(*report.reasons, str(error)), exit_code=error.exit_code)
 
 
 @contextmanager
@@ -139,7 +157,8 @@ def _bounded(seconds: float) -> Iterator[None]:
         raise UnavailableError("restore hung beyond its deadline", why=f"{seconds:g} s were allowed", remedy="Raise --deadline.")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds + HANG_GRACE)
+    # Again and again: a store that hangs is one of several, and so may the next one.
+    signal.setitimer(signal.ITIMER_REAL, seconds + HANG_GRACE, HANG_GRACE)
     try:
         yield
     finally:
@@ -149,15 +168,18 @@ def _bounded(seconds: float) -> Iterator[None]:
 
 def _failed(error: BaseException | None) -> RestoreReport:
     """The report of a restore that ended in an exception: one line for people, the traceback for the log."""
+    from kcache.cli.main import needed_anyway
     from kcache.errors import KcacheError
     from kcache.report import RestoreReport
 
     if isinstance(error, click.ClickException):
-        return RestoreReport(status=ERROR, reasons=(error.format_message(),), exit_code=exit_codes.USAGE)
-    if isinstance(error, KcacheError):
-        return RestoreReport(status=ERROR, reasons=(str(error),), exit_code=error.exit_code)
-    messages.unexpected("restore")
-    return RestoreReport(status=ERROR, reasons=(f"{type(error).__name__}: {error}",), exit_code=exit_codes.FAILED)
+        reason, code = error.format_message(), exit_codes.USAGE
+    elif isinstance(error, KcacheError):
+        reason, code = str(error), error.exit_code
+    else:
+        messages.unexpected("restore")
+        reason, code = f"{type(error).__name__}: {error}", exit_codes.FAILED
+    return RestoreReport(status=ERROR, reasons=(reason,), env=needed_anyway(), exit_code=code)
 
 
 def _seconds(text: str, option: str) -> float:

@@ -68,7 +68,7 @@ def cache_root(environ: Mapping[str, str], uid: int) -> CacheRoot:
     chosen: _Place | None = None
     base: str | None = None
     for place in _places(environ, uid):
-        why = _refusal(place)
+        why = _refusal(place) or _unspeakable(place.path)
         if why:
             rejected.append(f"{place.name}: {why}")
             continue
@@ -156,6 +156,17 @@ def _refusal(place: _Place) -> str:
     if not os.path.isdir(existing):
         return f"{existing} is no directory"
     return _unwritable(existing) or ("" if place.explicit else _unusable(place, existing))
+
+
+def _unspeakable(path: str) -> str:
+    """Why a directory cannot be named to Python and FlashInfer, though it can be written."""
+    if ":" in path:
+        return f"{path} has a colon, which separates the directories of PYTHONPATH"
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return f"{path!r} is not UTF-8"
+    return ""
 
 
 def _unwritable(directory: str) -> str:

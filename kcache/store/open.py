@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kcache.errors import UsageError
+from kcache.errors import StoreError, UsageError
 from kcache.store.base import Store
 
 KNOWN = "file:///directory, or a plain directory"
@@ -19,7 +19,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         create: whether writing may make a store that is not there.
 
     Raises:
-        UsageError: no such kind of store.
+        UsageError: no such kind of store. StoreError: a relative path in a directory that is gone.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -50,4 +50,10 @@ def _directory(path: str, *, create: bool) -> Store:
 
     if "\0" in path:
         raise UsageError("a directory's name cannot hold a NUL")
-    return FileStore(Path(os.path.abspath(path)), create=create)  # noqa: PTH100 - links are the host's own business
+    try:
+        absolute = os.path.abspath(path)  # noqa: PTH100 - links are the host's own business
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be found", why=f"the working directory: {error.strerror}", remedy="Give an absolute path."
+        ) from error
+    return FileStore(Path(absolute), create=create)

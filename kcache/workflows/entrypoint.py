@@ -50,10 +50,20 @@ def restore_here(
     report = restore(request, [partial(_open, store, opened) for store in stores], cache, target, deadline)
     return replace(
         report,
+        warnings=(*_passed_over(environ, cache), *report.warnings),
         bytes_downloaded=sum(store.bytes_read for store in opened),
         http_requests=sum(store.requests.total() for store in opened if store.describe().startswith(HTTP_STORES)),
         env={**report.env, **_bounded_jobs(report, environ)},
     )
+
+
+def _passed_over(environ: Mapping[str, str], cache: LocalCache) -> list[str]:
+    """Why the directory that a person chose is not the one in use."""
+    chosen = environ.get("KCACHE_DIR")
+    if not chosen or Path(chosen) == cache.root:
+        return []
+    rejected = [line for line in cache_root(environ, os.geteuid()).rejected if line.startswith("KCACHE_DIR: ")]
+    return [f"{line}; {cache.root} is used instead" for line in rejected]
 
 
 def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str, str]) -> RestoreReport:
@@ -84,6 +94,11 @@ def here(where: TargetRequest, environ: Mapping[str, str]) -> tuple[LocalCache, 
     return cache, target
 
 
+def needed_by_server(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a server for which nothing was restored: those that its import needs, and MAX_JOBS."""
+    return {**cache_root(environ, os.geteuid()).exports, **_jobs(environ)}
+
+
 def _open(address: str, opened: list[MetricsStore]) -> MetricsStore:
     store = MetricsStore(open_store(address))
     opened.append(store)
@@ -93,7 +108,11 @@ def _open(address: str, opened: list[MetricsStore]) -> MetricsStore:
 def _bounded_jobs(report: RestoreReport, environ: Mapping[str, str]) -> dict[str, str]:
     """MAX_JOBS for a server that will have to compile after all. FlashInfer otherwise lets ninja start a compiler on every core,
     which a memory limit does not survive (case B03). A value that was given is kept."""
-    if report.status == HIT or "MAX_JOBS" in environ:
+    return {} if report.status == HIT else _jobs(environ)
+
+
+def _jobs(environ: Mapping[str, str]) -> dict[str, str]:
+    if "MAX_JOBS" in environ:
         return {}
     from kcache.probe.limits import build_jobs
 
