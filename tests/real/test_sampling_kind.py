@@ -15,7 +15,8 @@ from container import Container
 
 from kcache.probe import host
 
-pytestmark = [pytest.mark.real, pytest.mark.large]
+# topk compiles for ten minutes on a free core, and longer beside other tests.
+pytestmark = [pytest.mark.real, pytest.mark.large, pytest.mark.timeout(3000)]
 
 CHILDREN = Path(host.__file__).parent / "children"
 

@@ -386,7 +386,7 @@ def found(meta: object, objects: dict[str, str] | None = None, others: tuple[str
         (found(OTHER), {}, REPLACE, ("a.o", "b.o"), (), ()),
     ],
 )
-def test_what_is_done_with_a_directory(  # noqa: PLR0917
+def test_what_is_done_with_a_directory(
     there: Found, owned: dict[str, str], how: str, write: tuple[str, ...], keep: tuple[str, ...], theirs: tuple[str, ...]
 ) -> None:
     plan = plan_install(there, META, {"a.o": "1", "b.o": "2"}, owned)
