@@ -158,6 +158,14 @@ class LocalCache:
         }
         fsops.write_bytes(directory / "receipt.json", digest.canonical_json(document))
 
+    def sweep(self, manifest: Manifest) -> None:
+        """Removes unfinished files that killed writers left in an entry. Only for the holder of the lock: nobody else is writing
+        there."""
+        directory = self.entry_directory(manifest.fingerprint)
+        for place in [directory, *sorted({(directory / artifact.path).parent for artifact in manifest.artifacts})]:
+            if place.is_dir():
+                fsops.sweep(place, idle=0)
+
     def remove_if_empty(self, manifest: Manifest) -> None:
         """Removes the directories that an installation made and left empty."""
         directory = self.entry_directory(manifest.fingerprint)

@@ -88,6 +88,11 @@ def lookup(
     reports = {kind: _kind(target, [c for c in relevant if c.name[0] == kind]) for kind in {c.name[0] for c in relevant}}
     for kind in kinds:
         reports.setdefault(kind, KindReport(status=MISS, reasons=("nothing of this kind is published for this environment",)))
+    published = {module for entry in asked if entry.key.kind == "modules" for module in entry.key.modules}
+    if lacking := [module for module in modules if module not in published]:
+        found = reports.get("modules", KindReport(status=MISS))
+        reasons = (*found.reasons, *(f"{module}: not published for this environment" for module in lacking))
+        reports["modules"] = KindReport(status="partial" if found.status == HIT else found.status, reasons=reasons)
     others = [] if asked else [e for e in _elsewhere(store, environments, own) if wanted(e.key, kinds, modules)]
     listed = [_candidate(store, target, entry, strict=strict) for entry in [*asked, *others]]
     listed.sort(key=lambda c: (len(c.differs) + bool(c.error), c.entry.key.kind, c.entry.key.modules, c.entry.key.fingerprint))

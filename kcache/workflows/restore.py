@@ -16,11 +16,11 @@ from kcache.errors import (
     InstallError,
     IntegrityError,
     KcacheError,
-    LockTimeoutError,
     ManifestError,
     NotFoundError,
     StoreError,
     TrustError,
+    UsageError,
 )
 from kcache.index import IndexEntry, index_entry, index_path
 from kcache.kinds.provider import python_path
@@ -119,7 +119,7 @@ def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> list[IndexEn
             index = read_index(store, run.target.index_ingredients())
         except NotFoundError:
             continue
-        except (StoreError, IntegrityError, ManifestError) as error:
+        except (StoreError, IntegrityError, ManifestError, UsageError) as error:
             run.store_errors.append(error)
             run.warnings.append(str(error))
             continue
@@ -169,12 +169,12 @@ def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
         run.actions[fingerprint] = "in-place"
     if not todo:
         return
-    run.cache.prepare()
     try:
+        run.cache.prepare()
         with fsops.locked(run.cache.lock_path, min(run.request.lock_timeout, run.deadline.left())):
             for fingerprint, (entry, manifest) in sorted(todo.items()):
                 _place(run, fingerprint, entry, manifest)
-    except LockTimeoutError as error:
+    except InstallError as error:  # a lock that is held for too long among them
         if not run.actions:
             raise
         run.errors |= dict.fromkeys(todo.keys() - run.actions.keys(), error)
@@ -182,6 +182,7 @@ def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
 
 def _place(run: _Run, fingerprint: str, entry: IndexEntry, manifest: Manifest) -> None:
     """Installs one entry, unless whoever held the lock before us has done it. One that fails does not stop the others."""
+    run.cache.sweep(manifest)
     run.found[fingerprint] = run.cache.find(fingerprint)
     if _in_place(run, entry, manifest):
         run.actions[fingerprint] = "in-place"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from container import ROOT, Container, copy_flashinfer, open_up
+from container import REPOSITORY, ROOT, Container, copy_flashinfer, open_up
 
 from kcache import fsops
 
@@ -389,3 +389,28 @@ def test_another_gpu_is_a_miss_that_names_it(container: Container, cascade_store
     done = container.restore(cascade_store, arch=arch)
     assert done.code == 10
     assert not container.libraries
+
+
+def test_one_bad_store_does_not_stop_the_next(container: Container, cascade_store: Path, tmp_path: Path) -> None:
+    bad = ["--from", "gopher://nowhere", "--from", str(tmp_path / "not-there")]
+    done = container.kcache("restore", *bad, "--from", str(cascade_store), "--arch", "9.0a", "--json")
+    assert done.code == 0, done.err
+    assert len(done.document["warnings"]) == 2
+
+
+def test_a_restore_killed_at_any_moment_is_repaired_by_the_next(container: Container, cascade_store: Path) -> None:
+    """Killed 24 times, later and later; the state is the old or the new one, and nothing unfinished stays."""
+    command = [sys.executable, "-m", "kcache", "restore", "--from", str(cascade_store), "--arch", "9.0a"]
+    environ = {**container.variables, "PYTHONPATH": str(REPOSITORY)}
+    for number in range(24):
+        process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=container.home)
+        time.sleep(0.05 + number * 0.015)
+        process.kill()
+        process.wait()
+        for library in container.libraries if number % 3 == 2 else []:
+            library.write_bytes(b"damaged")  # so that the next one has something to write
+    done = container.restore(cascade_store)
+    assert done.code == 0, done.err
+    root = container.home / ".cache" / "kcache" / "v1" / "entries"
+    assert not list(root.rglob(".tmp-*"))
+    assert container.restore(cascade_store).document["kinds"]["modules"]["entries"][0]["action"] == "in-place"
