@@ -250,6 +250,7 @@ class SourceMemo:
         self._name = digest.of_bytes(str(package).encode()).removeprefix("sha256:")[:16]
         files = (cache.read("sources", self._name) or {}).get("files")
         self._known: dict[str, Any] = files if isinstance(files, dict) else {}
+        self._new = False
 
     def recall(self, paths: Iterable[str]) -> dict[str, str]:
         """The digests of those of `paths` (inside the package) that have not changed since they were hashed."""
@@ -264,9 +265,14 @@ class SourceMemo:
         return digests
 
     def remember(self, digests: Mapping[str, str], identities: Mapping[str, Identity]) -> None:
-        """Keeps new digests, each with the identity that the file had before it was read. A cache that cannot be written is
-        no obstacle: the files are read again next time."""
+        """Takes in new digests, each with the identity that the file had before it was read; `save` keeps them."""
         for path, sha256 in digests.items():
             self._known[path] = {"sha256": sha256, "identity": identities[path].to_json()}
+        self._new = self._new or bool(digests)
+
+    def save(self) -> None:
+        """Writes what is new, once for all entries. A cache that cannot be written is no obstacle: the files are read again."""
+        if not self._new:
+            return
         with suppress(InstallError, TrustError):
             self._cache.write("sources", self._name, {"package": str(self._package), "files": self._known})

@@ -91,6 +91,7 @@ def restore(
     if not entries and run.store_errors:
         raise run.store_errors[0]
     choices = _choices(run, entries)
+    target.save_memory()
     _put_in_place(run, choices)
     placed = {fingerprint: found for fingerprint in run.actions if isinstance(found := run.found[fingerprint], InstalledEntry)}
     offered = offer(cache, target, list(placed.values()), into_package=request.into_package)

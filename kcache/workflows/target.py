@@ -44,6 +44,11 @@ class Target:
         if self._host is not None and self._host.paths.flashinfer is not None:
             self._memo = SourceMemo(cache, Path(self._host.paths.flashinfer))
 
+    def save_memory(self) -> None:
+        """Keeps the digests that were worked out since; best effort."""
+        if self._memo is not None:
+            self._memo.save()
+
     @property
     def id(self) -> str:
         """Sixteen hex digits that name this environment below a cache root: its FlashInfer, its Python and its GPUs."""
