@@ -6,8 +6,9 @@ says what it missed by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kcache.documents import LIMITS
@@ -15,10 +16,10 @@ from kcache.errors import KcacheError
 from kcache.index import IndexEntry, parse_index
 from kcache.manifest import Manifest
 from kcache.match import Check, match_binary, match_key
-from kcache.report import ERROR, HIT, MISS, KindReport, overall
+from kcache.report import ERROR, HIT, MISS, PARTIAL, KindReport, overall
 from kcache.store.base import Store
 from kcache.workflows.catalog import list_environments, read_index, read_manifest
-from kcache.workflows.resolve import Choice, candidates, choose, grouped, wanted, why_missing
+from kcache.workflows.resolve import Choice, by_kind, candidates, choose, grouped, wanted, why_missing
 from kcache.workflows.target import Target
 
 
@@ -80,23 +81,34 @@ def lookup(
     own = index.entries if index is not None else ()
     asked = [entry for entry in own if wanted(entry.key, kinds, modules)]
     decided = candidates(asked, target.environment, strict=strict)
+    read = _reading_once(store)
     choices = [
-        choose(group, target.environment, read_manifest=lambda e: read_manifest(store, e), facts_for=target.facts_for)
-        for group in grouped(decided).values()
+        choose(group, target.environment, read_manifest=read, facts_for=target.facts_for) for group in grouped(decided).values()
     ]
-    relevant = [choice for choice in choices if choice.for_this_gpu] or choices
-    reports = {kind: _kind(target, [c for c in relevant if c.name[0] == kind]) for kind in {c.name[0] for c in relevant}}
-    for kind in kinds:
-        reports.setdefault(kind, KindReport(status=MISS, reasons=("nothing of this kind is published for this environment",)))
-    published = {module for entry in asked if entry.key.kind == "modules" for module in entry.key.modules}
-    if lacking := [module for module in modules if module not in published]:
-        found = reports.get("modules", KindReport(status=MISS))
-        reasons = (*found.reasons, *(f"{module}: not published for this environment" for module in lacking))
-        reports["modules"] = KindReport(status="partial" if found.status == HIT else found.status, reasons=reasons)
+    reports = by_kind(
+        choices,
+        partial(_kind, target),
+        kinds=kinds,
+        modules=modules,
+        no_kind="nothing of this kind is published for this environment",
+        no_module="not published for this environment",
+    )
     others = [] if asked else [e for e in _elsewhere(store, environments, own) if wanted(e.key, kinds, modules)]
-    listed = [_candidate(store, target, entry, strict=strict) for entry in [*asked, *others]]
+    listed = [_candidate(read, target, entry, strict=strict) for entry in [*asked, *others]]
     listed.sort(key=lambda c: (len(c.differs) + bool(c.error), c.entry.key.kind, c.entry.key.modules, c.entry.key.fingerprint))
     return LookupReport(status=overall(reports), kinds=reports, candidates=tuple(listed), environments=environments)
+
+
+def _reading_once(store: Store) -> Callable[[IndexEntry], Manifest]:
+    """`read_manifest`, once for each entry: a manifest is decided about by group and as a candidate."""
+    known: dict[str, Manifest] = {}
+
+    def read(entry: IndexEntry) -> Manifest:
+        if entry.manifest.path not in known:
+            known[entry.manifest.path] = read_manifest(store, entry)
+        return known[entry.manifest.path]
+
+    return read
 
 
 def _kind(target: Target, choices: Sequence[Choice]) -> KindReport:
@@ -106,7 +118,7 @@ def _kind(target: Target, choices: Sequence[Choice]) -> KindReport:
     reasons = [line for choice, lacking in missing if lacking or not archs for line in why_missing(choice, lacking)]
     hits = any(choice.chosen for choice in choices)
     failed = any(choice.failed for choice in choices)
-    status = HIT if whole else "partial" if hits else ERROR if failed else MISS
+    status = HIT if whole else PARTIAL if hits else ERROR if failed else MISS
     return KindReport(status=status, reasons=tuple(dict.fromkeys(reasons)))
 
 
@@ -120,12 +132,12 @@ def _elsewhere(store: Store, environments: Sequence[str], own: Sequence[IndexEnt
     return entries
 
 
-def _candidate(store: Store, target: Target, entry: IndexEntry, *, strict: bool) -> CandidateReport:
+def _candidate(read: Callable[[IndexEntry], Manifest], target: Target, entry: IndexEntry, *, strict: bool) -> CandidateReport:
     decision = match_key(entry.key, target.environment, strict=strict)
     if not decision.accepted:
         return CandidateReport(entry=entry, differs=decision.differs)
     try:
-        manifest: Manifest = read_manifest(store, entry)
+        manifest = read(entry)
     except KcacheError as error:
         return CandidateReport(entry=entry, differs=(), error=str(error))
     return CandidateReport(entry=entry, differs=match_binary(manifest, target.facts_for(manifest)).differs)

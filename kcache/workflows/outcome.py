@@ -9,7 +9,7 @@ from pathlib import Path
 from kcache.errors import KcacheError
 from kcache.local_cache import InstalledEntry
 from kcache.report import ERROR, HIT, MISS, PARTIAL, EntryReport, KindReport, RestoreReport, overall
-from kcache.workflows.resolve import Choice, why_missing
+from kcache.workflows.resolve import Choice, by_kind, why_missing
 from kcache.workflows.target import Target
 
 
@@ -48,20 +48,15 @@ class Outcome:
 def report(
     outcome: Outcome, target: Target, *, env: Mapping[str, str], warnings: Sequence[str], root: Path, seconds: float
 ) -> RestoreReport:
-    """The report of one restore. Groups built only for other GPUs count only if there is nothing else."""
-    relevant = [choice for choice in outcome.choices if choice.for_this_gpu] or list(outcome.choices)
-    kinds = {
-        kind: _kind_report(outcome, target, [choice for choice in relevant if choice.name[0] == kind])
-        for kind in sorted({choice.name[0] for choice in relevant})
-    }
-    for kind in outcome.kinds:
-        kinds.setdefault(kind, KindReport(status=MISS, reasons=(outcome.nothing,)))
-    if lacking := _unpublished(outcome):
-        found = kinds.get("modules", KindReport(status=MISS))
-        reasons = (*found.reasons, *(f"{module}: {outcome.nothing}" for module in lacking))
-        kinds["modules"] = KindReport(
-            status=PARTIAL if found.status == HIT else found.status, entries=found.entries, reasons=reasons
-        )
+    """The report of one restore."""
+    kinds = by_kind(
+        outcome.choices,
+        lambda choices: _kind_report(outcome, target, choices),
+        kinds=outcome.kinds,
+        modules=outcome.modules,
+        no_kind=outcome.nothing,
+        no_module=outcome.nothing,
+    )
     used = [e for e in outcome.placed.values() if not any(module in outcome.refusals for module in e.manifest.key.modules)]
     errors = [*outcome.errors.values(), *(error for choice in outcome.choices for error in choice.failed)]
     return RestoreReport(
@@ -76,12 +71,6 @@ def report(
         cache_root=str(root),
         exit_code=errors[0].exit_code if errors else 1,
     )
-
-
-def _unpublished(outcome: Outcome) -> list[str]:
-    """Modules that were asked for by name and that no published entry of that kind holds."""
-    published = {module for choice in outcome.choices if choice.name[0] == "modules" for module in choice.name[1]}
-    return [module for module in outcome.modules if module not in published]
 
 
 def _kind_report(outcome: Outcome, target: Target, choices: Sequence[Choice]) -> KindReport:

@@ -15,6 +15,7 @@ from kcache.index import IndexEntry
 from kcache.key import EntryKey, Environment
 from kcache.manifest import Manifest
 from kcache.match import Check, Decision, match_binary, match_key, rank
+from kcache.report import HIT, MISS, PARTIAL, KindReport
 
 GroupName = tuple[str, tuple[str, ...]]
 """A kind and its modules, such as `("sampling", ("sampling", "topk"))`."""
@@ -136,3 +137,34 @@ def why_missing(choice: Choice, missing: Sequence[str]) -> list[str]:
     if not lines:
         lines.append(f"{modules}: nothing published for {', '.join(missing) or 'a GPU that is not known'}")
     return lines
+
+
+def by_kind(
+    choices: Sequence[Choice],
+    report: Callable[[list[Choice]], KindReport],
+    *,
+    kinds: Sequence[str],
+    modules: Sequence[str],
+    no_kind: str,
+    no_module: str,
+) -> dict[str, KindReport]:
+    """A report for each kind. Groups built only for other GPUs count only if there is nothing else.
+
+    Args:
+        report: makes the report of one kind from its choices.
+        kinds, modules: asked for by name; what of them is not published is a miss, with the reason `no_kind` or `no_module`.
+    """
+    relevant = [choice for choice in choices if choice.for_this_gpu] or list(choices)
+    reports = {
+        kind: report([choice for choice in relevant if choice.name[0] == kind])
+        for kind in sorted({choice.name[0] for choice in relevant})
+    }
+    for kind in kinds:
+        reports.setdefault(kind, KindReport(status=MISS, reasons=(no_kind,)))
+    published = {module for choice in choices if choice.name[0] == "modules" for module in choice.name[1]}
+    if lacking := [module for module in modules if module not in published]:
+        found = reports.get("modules", KindReport(status=MISS))
+        reasons = (*found.reasons, *(f"{module}: {no_module}" for module in lacking))
+        status = PARTIAL if found.status == HIT else found.status
+        reports["modules"] = KindReport(status=status, entries=found.entries, reasons=reasons)
+    return reports
