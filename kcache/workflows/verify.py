@@ -25,7 +25,7 @@ from kcache.probe.stub_libcuda import write_stub
 
 CHILD = Path(__file__).parent.parent / "probe" / "children" / "verify_modules.py"
 
-# Names under which a build reaches a compiler; every one becomes a trap. The child's COMPILERS is the same list.
+# Names under which a build reaches a compiler; every one becomes a trap. The child listens for the same names.
 TRAPPED = tuple(
     """nvcc cicc ptxas fatbinary cudafe++ nvlink ninja cc c++ gcc g++ clang clang++ cc1 cc1plus
     ld ld.gold ld.lld as cmake make""".split()  # noqa: SIM905 (read as the words they are)
@@ -136,7 +136,13 @@ def verify(
             major, minor = capability(described[0])
             gpu = {"major": major, "minor": minor, "cuda_release": cuda_release}
         with _driver(scratch) as stand_in:
-            request = {"modules": list(modules), "preload": [*stand_in, *preload], "answer": str(answer), "describe": gpu}
+            request = {
+                "modules": list(modules),
+                "preload": [*stand_in, *preload],
+                "answer": str(answer),
+                "compilers": TRAPPED,
+                "describe": gpu,
+            }
             document = _run(python, request, variables, answer, timeout)
         trap_lines = log.read_text().splitlines() if log.exists() else []
         build_lines = builds.read_text().splitlines() if builds.exists() else []

@@ -3,7 +3,7 @@
 Run by path with the server's own Python. Request (JSON on standard input):
 
     {"modules": [name, ...], "preload": [path of a shared library, ...], "answer": path,
-     "describe": null or {"major": 9, "minor": 0, "cuda_release": "13.0"}}
+     "compilers": [program name, ...], "describe": null or {"major": 9, "minor": 0, "cuda_release": "13.0"}}
 
 Answer (JSON in the file named by the request):
 
@@ -24,10 +24,8 @@ import sys
 import time
 from typing import Any
 
-COMPILERS = frozenset(
-    """nvcc cicc ptxas fatbinary cudafe++ nvlink ninja cc c++ gcc g++ clang clang++ cc1 cc1plus
-    ld ld.gold ld.lld as cmake make""".split()  # noqa: SIM905 (read as the words they are)
-)
+compilers: set[str] = set()
+"""Names of programs whose start counts; from the request, so that there is one list of them (kcache.workflows.verify)."""
 
 compiler_starts: list[str] = []
 
@@ -40,7 +38,7 @@ def _listen(event: str, arguments: tuple[Any, ...]) -> None:
     name = os.path.basename(os.fsdecode(program if isinstance(program, (str, bytes)) else str(program)))  # noqa: PTH119
     words = [os.fsdecode(word) for word in command if isinstance(word, (str, bytes))]
     # `nvcc --version` is a question, not a compilation.
-    if name in COMPILERS and "--version" not in words:
+    if name in compilers and "--version" not in words:
         compiler_starts.append(" ".join(words)[:400])
 
 
@@ -90,6 +88,7 @@ def _load(module: str) -> dict[str, Any]:
 
 def main() -> None:
     request = json.load(sys.stdin)
+    compilers.update(request["compilers"])
     sys.addaudithook(_listen)
     started = time.perf_counter()
     if (gpu := request["describe"]) is not None:
