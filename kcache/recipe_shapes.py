@@ -1,7 +1,7 @@
 """Which of a recipe's shapes FlashInfer's b12x MoE kernels allow, and the calls that a build makes for those.
 
 Pure decisions, with the rules of FlashInfer's own checks, so that a build can say beforehand what it will leave out. The dry run
-(`probe/children/b12x_dry_run.py`) has the last word: what FlashInfer refuses there is reported too.
+(`probe/children/b12x_calls.py`) has the last word: what FlashInfer refuses there is reported too.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def dry_run_cases(recipe: Recipe, flashinfer: str) -> tuple[dict[str, Any], ...]:
-    """The cases for the b12x dry run (`CASE` in its script): every allowed shape, called in every way that the recipe names."""
+    """The cases for the b12x dry run (`CASE` in that file): every allowed shape, called in every way that the recipe names."""
     refused = {problem.shape for problem in check_shapes(recipe, flashinfer)}
     model, tokens = recipe.model, recipe.tokens
     swiglu = model.swiglu and {"alpha": model.swiglu.alpha, "beta": model.swiglu.beta, "limit": model.swiglu.limit}

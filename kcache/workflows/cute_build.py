@@ -1,4 +1,4 @@
-"""Runs the b12x dry run in a child process: names, compiles or checks CuTe-DSL kernels for a described GPU.
+"""Runs the dry run in a child process: names, compiles or checks an operation's CuTe-DSL kernels for a described GPU.
 
 The child imports FlashInfer once and compiles in processes that it forks, so that a kernel that fails, crashes or hangs loses
 only itself, and a second core is worth a second core. This module starts it, passes its progress on, bounds its time, and takes
@@ -22,6 +22,7 @@ from typing import Any
 from kcache import archs
 from kcache.errors import CollectError, ProbeError
 from kcache.gpu_products import GpuProduct
+from kcache.kinds.cute_dsl import relative_key_files
 
 SECONDS_PER_KERNEL = 600.0
 """The slowest kernel seen took 12 s on a busy core; ten minutes is no compilation any more."""
@@ -82,15 +83,26 @@ class CaseError:
 class DryRunAnswer:
     """What a dry run found.
 
-    jit_dir:  FlashInfer's `cached_ops` directory of the run.
-    meta:     module directory -> the `meta.json` that FlashInfer expects in it, in the child's own environment.
-    compiles: how often its compiler was asked in mode check.
-    seconds:  `import`, `walk`, `build`.
+    package:   the flashinfer package's directory, spelt as FlashInfer spells it.
+    cache_tag: `sys.implementation.cache_tag` of the child's Python; `soabi` its `SOABI`.
+    stack:     what the kernels' key is made of in the child's Python: normalised name -> version of torch, apache-tvm-ffi, triton
+               and every nvidia-cutlass-dsl* distribution.
+    jit_dir:   FlashInfer's `cached_ops` directory of the run.
+    meta:      module directory -> the `meta.json` that FlashInfer expects in it, in the child's own environment.
+    sources:   module directory -> the files that FlashInfer hashes for it, relative to `package`, as often as it lists them.
+    key_files: the same files of all modules, absolute.
+    compiles:  how often its compiler was asked in mode check.
+    seconds:   `import`, `walk`, `build`.
     """
 
     flashinfer: str
+    package: str
+    cache_tag: str
+    soabi: str
+    stack: Mapping[str, str]
     jit_dir: str
     meta: Mapping[str, Mapping[str, Any]]
+    sources: Mapping[str, tuple[str, ...]]
     key_files: tuple[str, ...]
     kernels: tuple[Kernel, ...]
     left_out: tuple[LeftOut, ...]
@@ -103,6 +115,10 @@ class DryRunAnswer:
         return tuple(kernel for kernel in self.kernels if kernel.status in ("failed", "crashed", "timeout", "refused"))
 
 
+OPERATIONS = {"b12x": "b12x MoE"}
+"""Operations that have a file of calls beside the child's script, and what people call them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
     """One run of the child.
@@ -110,8 +126,9 @@ class DryRun:
     python:    the interpreter that has FlashInfer.
     workspace: FLASHINFER_WORKSPACE_BASE; objects are written below it.
     cuda:      the CUDA release of the target, such as `13.0`.
-    cases:     see `kcache.recipe_shapes.dry_run_cases`.
+    cases:     see `kcache.recipe_shapes.dry_run_cases` (b12x).
     only:      names of the kernels to build; all where None. The way to split one build over hosts.
+    operation: whose kernels; one of `OPERATIONS`.
     """
 
     python: str
@@ -121,6 +138,7 @@ class DryRun:
     cases: Sequence[Mapping[str, Any]]
     environ: Mapping[str, str]
     only: Sequence[str] | None = None
+    operation: str = "b12x"
 
     def request(self, mode: str, answer: str, jobs: int, seconds_per_kernel: float) -> dict[str, Any]:
         """The child's request (`REQUEST` in its script)."""
@@ -128,6 +146,7 @@ class DryRun:
         arch = archs.flashinfer_arch(self.gpu.arch, (major, minor))
         return {
             "mode": mode,
+            "operation": self.operation,
             "answer": answer,
             "workspace": self.workspace,
             "gpu": self.gpu.describe(),
@@ -186,7 +205,7 @@ def _run(
     limit: float | None,
     progress: Progress | None = None,
 ) -> DryRunAnswer:
-    script = Path(__file__).parents[1] / "probe" / "children" / "b12x_dry_run.py"
+    script = Path(__file__).parents[1] / "probe" / "children" / "cute_dry_run.py"
     with tempfile.TemporaryDirectory(prefix="kcache-dry-run-") as folder:
         answer = Path(folder) / "answer.json"
         request = run.request(mode, str(answer), jobs, seconds_per_kernel)
@@ -209,7 +228,9 @@ def _run(
             child.wait()
             reader.join()
         document = _answer_document(answer)
-    return _answer(document, mode, child.returncode, watch.late, list(log))
+    code = child.returncode
+    ended = watch.late or (f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
+    return _answer(document, run.operation, mode, f"{ended}; its last words: {' / '.join(list(log)[-3:]) or 'none'}")
 
 
 def _send(child: subprocess.Popen[str], text: str) -> None:
@@ -288,27 +309,31 @@ def _answer_document(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _answer(document: dict[str, Any] | None, mode: str, code: int, late: str, log: list[str]) -> DryRunAnswer:
+def _answer(document: dict[str, Any] | None, operation: str, mode: str, ended: str) -> DryRunAnswer:
     if document is None:
-        how = late or (f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
         raise CollectError(
             "the process that compiles CuTe-DSL kernels gave no answer",
-            why=f"{how}; its last words: {' / '.join(log[-3:]) or 'none'}",
+            why=ended,
             remedy="Objects that were finished lie in the workspace and are taken over by the next run.",
         )
     if error := document.get("error"):
         asked = "; ".join(f"{item['case']} at {item['tokens']} tokens" for item in error["asked"][:3])
         expected = error["kind"] == "assumption"
+        label = OPERATIONS[operation]
         raise ProbeError(
-            "this FlashInfer's b12x MoE is not as kcache expects" if expected else "the b12x dry run failed",
+            f"this FlashInfer's {label} is not as kcache expects" if expected else f"the {label} dry run failed",
             why=f"{error['what']}; asked for were {asked or 'no cases'}",
-            remedy="Leave kind b12x-moe out for this FlashInfer, and report it with this message.",
+            remedy="Leave its kind out for this FlashInfer, and report it with this message.",
         )
     return parse_answer(document, mode)
 
 
 def parse_answer(document: Mapping[str, Any], mode: str) -> DryRunAnswer:
-    """The child's answer as values. The child is ours: a malformed answer is a defect, and raises KeyError."""
+    """The child's answer as values. The child is ours: a malformed answer is a defect, and raises KeyError.
+
+    Raises:
+        ProbeError: FlashInfer hashes a file that is none of its own.
+    """
     left_out = [
         LeftOut(kind="cute-dsl", kernel=item["kernel"], where=item["where"], cases=tuple(item["cases"]))
         for item in document["not_persisted"]
@@ -317,11 +342,17 @@ def parse_answer(document: Mapping[str, Any], mode: str) -> DryRunAnswer:
         LeftOut(kind="triton", kernel=item["kernel"], where="triton", cases=tuple(item["cases"]))
         for item in document["triton_kernels"]
     ]
+    modules: Mapping[str, Mapping[str, Any]] = document["modules"]
     return DryRunAnswer(
         flashinfer=document["flashinfer"],
+        package=document["package"],
+        cache_tag=document["python"]["cache_tag"],
+        soabi=document["python"]["soabi"],
+        stack=document["stack"],
         jit_dir=document["jit_dir"],
-        meta=document["meta"],
-        key_files=tuple(document["key_files"]),
+        meta={name: module["meta"] for name, module in modules.items()},
+        sources={name: relative_key_files(document["package"], module["key_files"]) for name, module in modules.items()},
+        key_files=tuple(path for module in modules.values() for path in module["key_files"]),
         kernels=tuple(_kernel(item, mode) for item in document["kernels"]),
         left_out=tuple(left_out),
         errors=tuple(

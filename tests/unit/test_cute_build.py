@@ -21,7 +21,9 @@ import json, os, signal, subprocess, sys, time
 request = json.load(sys.stdin)
 kernel = {"name": "m/k", "kernel": "k", "module": "m", "object": "/o/k.o", "cases": {"c": [1]}, "fallback": False,
           "status": "built", "seconds": 1.5, "error": "", "size": 3, "sha256": "sha256:00"}
-answer = {"flashinfer": "0.7.4", "jit_dir": "/o", "meta": {"m": {"arch": "sm120a"}}, "key_files": [], "kernels": [kernel],
+answer = {"flashinfer": "0.7.4", "package": "/site/flashinfer", "python": {"cache_tag": "cpython-311", "soabi": "abi"},
+          "stack": {"nvidia-cutlass-dsl": "4.8.0"}, "jit_dir": "/o", "kernels": [kernel],
+          "modules": {"m": {"meta": {"arch": "sm120a"}, "key_files": ["/site/flashinfer/a/b.py", "/site/flashinfer/c.py"]}},
           "not_persisted": [{"kernel": "Direct", "where": "f.py:g", "cases": {"c": [1]}}],
           "triton_kernels": [{"kernel": "t", "cases": ["c"]}], "compiles": 0, "seconds": {},
           "cases": [{"id": "c", "status": "error", "errors": [{"tokens": 4, "error": "ValueError: no"}]}], "request": request}
@@ -53,6 +55,13 @@ def test_an_answer_is_taken_apart(tmp_path: Path) -> None:
     assert [(item.case, item.tokens, item.error) for item in answer.errors] == [("c", 4, "ValueError: no")]
     assert events == [{"done": 1, "total": 1, "kernel": "m/k", "status": "built"}]
     assert answer.failed == ()
+    assert (answer.meta, answer.sources) == ({"m": {"arch": "sm120a"}}, {"m": ("a/b.py", "c.py")})
+    assert answer.key_files == ("/site/flashinfer/a/b.py", "/site/flashinfer/c.py")
+    assert (answer.package, answer.cache_tag, answer.stack) == (
+        "/site/flashinfer",
+        "cpython-311",
+        {"nvidia-cutlass-dsl": "4.8.0"},
+    )
 
 
 def test_the_request_names_the_gpu_in_both_spellings(tmp_path: Path) -> None:

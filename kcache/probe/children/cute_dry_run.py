@@ -1,4 +1,4 @@
-"""Child process: FlashInfer's b12x MoE kernels for a described GPU, named, compiled or checked, with nothing launched.
+"""Child process: an operation's CuTe-DSL kernels for a described GPU, named, compiled or checked, with nothing launched.
 
 FlashInfer's public API runs as it is, on tensors without bytes, and asks for its kernels as it would on the GPU. Modes:
 
@@ -8,10 +8,12 @@ build   the same, then each kernel is compiled and exported by FlashInfer itself
         import (`forked.py`): a kernel that fails, crashes or hangs loses only itself.
 check   FlashInfer's own `build_and_load` looks for each kernel on disk; its compiler is trapped and every use of it counted.
 
-Run by path (`PYTHON b12x_dry_run.py`) with any Python >= 3.10 that has flashinfer; needs only that, the standard library and
-`described_gpu.py` and `forked.py` beside it. The request is one JSON object on stdin (see `REQUEST`), the answer a JSON file
-named in it; logs and progress lines (`kcache-progress {json}`) go to stderr. The answer is always written, also when this
-FlashInfer version is not as expected: then `error` says what was asked for and not found.
+What is called is the operation's: `<operation>_calls.py` beside this script (see `OPERATION`).
+
+Run by path (`PYTHON cute_dry_run.py`) with any Python >= 3.10 that has flashinfer; needs only that, the standard library and
+the scripts beside it. The request is one JSON object on stdin (see `REQUEST`), the answer a JSON file named in it; logs and
+progress lines (`kcache-progress {json}`) go to stderr. The answer is always written, also when this FlashInfer version is not
+as expected: then `error` says what was asked for and not found.
 
 It is no proof that a kernel runs: nothing is launched. The names are right as far as the description of the GPU is.
 """
@@ -20,12 +22,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
 import json
 import logging
 import os
 import re
 import sys
+import sysconfig
 import time
 import traceback
 from pathlib import Path
@@ -33,6 +35,7 @@ from typing import Any
 
 REQUEST = {
     "mode": "names, build or check",
+    "operation": "b12x, ...: whose calls",
     "answer": "file to write",
     "workspace": "FLASHINFER_WORKSPACE_BASE of the run",
     "gpu": "see described_gpu.FIELDS",
@@ -42,22 +45,16 @@ REQUEST = {
     "jobs": "processes that compile at a time (build)",
     "seconds_per_kernel": "limit, after which a kernel's process is killed (build)",
     "only": "names of kernels to build, or null for all (build)",
-    "cases": "list of CASE",
+    "cases": "list of the operation's CASE: `id` and `tokens` (token counts, in the order of the calls) are this script's too",
 }
-CASE = {
-    "id": "name in the answer",
-    "experts": "of the model",
-    "local_experts": "held by one rank; below `experts` with expert parallelism",
-    "top_k": "experts of a token",
-    "hidden": "hidden size",
-    "inter": "intermediate size of one expert on one rank",
-    "activation": "silu, gelu_tanh, swigluoai_uninterleave, relu2",
-    "swiglu": "{alpha, beta, limit} of swigluoai_uninterleave, or null for FlashInfer's own",
-    "quant": "nvfp4, mxfp4, w4a16",
-    "scales": "per_expert or shared: how the engine passes the activation scales",
-    "calls": "wrapper (B12xMoEWrapper with CUDA graph buffers for `maximum`) or function (b12x_fused_moe)",
-    "maximum": "most tokens of a call",
-    "tokens": "token counts, in the order in which the engine makes its calls",
+OPERATION = {
+    "LABEL": "what people call it",
+    "NEEDS": "module of FlashInfer -> names that it must have; all are imported, in this order, before anything is called",
+    "CASE": "what a case holds",
+    "patch": "(run): answers what only a GPU would",
+    "forget": "(): empties FlashInfer's in-process tables, so that the next call asks the disk cache again",
+    "calls": "(case) -> a function of a token count that makes one call of the public API",
+    "walk": "(case, run, make_calls) -> errors: makes the calls of a case, once or under several conditions",
 }
 
 
@@ -92,6 +89,8 @@ class Run:
         self.inside = False
         self.specs: dict[str, Any] = {}
         self.asked: dict[str, dict[str, Any]] = {}
+        self.modules: dict[str, dict[str, Any]] = {}
+        self.hashed: dict[str, tuple[str, ...]] = {}
         self.not_persisted: dict[str, dict[str, Any]] = {}
         self.triton: dict[str, list[str]] = {}
         self.compiles: list[str] = []
@@ -100,6 +99,7 @@ class Run:
     def ask(self, spec: Any) -> dict[str, Any]:
         """A kernel of FlashInfer's disk cache was asked for, in the present case."""
         self.specs[spec.name] = spec
+        self._meet_module(spec)
         entry = self.asked.setdefault(
             spec.name,
             {
@@ -114,6 +114,15 @@ class Run:
         if self.tokens not in (counts := entry["cases"].setdefault(self.case, [])):
             counts.append(self.tokens)
         return entry
+
+    def _meet_module(self, spec: Any) -> None:
+        """All kernels of one module must expect one `meta.json`: else each deletes what the other has built."""
+        sources = self.hashed.get(spec.expected_meta["source_sha256"])
+        if sources is None:
+            raise Assumption(f"{spec.name} is keyed on a digest that FlashInfer's _hash_source_files did not make")
+        module = {"meta": spec.expected_meta, "key_files": list(sources)}
+        if self.modules.setdefault(spec.module_dir.name, module)["meta"] != spec.expected_meta:
+            raise Assumption(f"two kernels of {spec.module_dir.name} expect different meta.json files")
 
     def met_triton(self, name: str) -> None:
         self.triton.setdefault(name, [])
@@ -141,8 +150,8 @@ def _beside(name: str) -> Any:
     return sys.modules[name]
 
 
-def _import(request: dict[str, Any], run: Run) -> tuple[Any, Any, Any, str]:
-    """Describe the GPU, import FlashInfer, and check what the patches lean on."""
+def _import(request: dict[str, Any], run: Run, operation: Any) -> tuple[Any, str]:
+    """Describe the GPU, import FlashInfer, and check what the patches and the operation lean on."""
     os.environ["FLASHINFER_WORKSPACE_BASE"] = request["workspace"]
     os.environ["CUTE_DSL_ARCH"] = request["cute_dsl_arch"]
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = request["arch_list"]
@@ -153,23 +162,22 @@ def _import(request: dict[str, Any], run: Run) -> tuple[Any, Any, Any, str]:
     import flashinfer
     import flashinfer.jit.cute_dsl_core as core
 
-    here = "flashinfer.fused_moe.cute_dsl.blackwell_sm12x"
-    with described_gpu.triton_recorded(run.met_triton) as triton:
-        try:
-            dispatch = importlib.import_module(f"{here}.moe_dispatch")
-            importlib.import_module(f"{here}.triton_compact")
-            b12x_moe = importlib.import_module("flashinfer.fused_moe.cute_dsl.b12x_moe")
-        except ImportError as error:
-            raise Assumption(f"flashinfer {flashinfer.__version__} has no b12x MoE that can be imported: {error}") from error
     wanted = ("build_and_load", "build", "compile_and_persist", "try_load", "load", "is_compiled")
     _need(core.JitSpecCuteDsl, wanted, "flashinfer.jit.cute_dsl_core.JitSpecCuteDsl")
-    _need(core, ("build_and_load_cute_dsl_kernel", "_read_meta"), "flashinfer.jit.cute_dsl_core")
-    _need(b12x_moe, ("B12xMoEWrapper", "b12x_fused_moe"), "flashinfer.fused_moe.cute_dsl.b12x_moe")
-    _need(dispatch, ("clear_sm120_moe_caches",), f"{here}.moe_dispatch")
-    return core, b12x_moe, dispatch, triton
+    _need(core, ("build_and_load_cute_dsl_kernel", "_read_meta", "_hash_source_files"), "flashinfer.jit.cute_dsl_core")
+    with described_gpu.triton_recorded(run.met_triton) as triton:
+        for name, names in operation.NEEDS.items():
+            try:
+                module = importlib.import_module(name)
+            except ImportError as error:
+                raise Assumption(
+                    f"flashinfer {flashinfer.__version__} has no {operation.LABEL} that can be imported: {error}"
+                ) from error
+            _need(module, names, name)
+    return core, triton
 
 
-def _patch(run: Run, core: Any, dispatch: Any) -> None:
+def _patch(run: Run, core: Any) -> None:
     """Put this run between FlashInfer and its compiler."""
     from cutlass import cute
 
@@ -183,34 +191,39 @@ def _patch(run: Run, core: Any, dispatch: Any) -> None:
         return _Nothing()
 
     compile_type.__call__ = compile_
+    real_hash = core._hash_source_files
+
+    def hash_(paths: tuple[str, ...]) -> str:
+        found = str(real_hash(paths))
+        run.hashed.setdefault(found, tuple(map(os.fspath, paths)))
+        return found
+
+    core._hash_source_files = hash_
     spec_type: Any = core.JitSpecCuteDsl
-    if run.request["mode"] == "check":
-        real = spec_type.build_and_load
-
-        def trapped(spec: Any) -> None:
-            run.compiles.append(spec.name)
-
-        def check(spec: Any) -> Any:
-            entry, before = run.ask(spec), len(run.compiles)
-            real(spec)
-            if "accepted" not in entry or len(run.compiles) > before:
-                entry["accepted"] = len(run.compiles) == before
-                entry["reason"] = "" if entry["accepted"] else _why_not(spec, core)
-            return _Nothing()
-
-        spec_type.build = trapped
-        spec_type.load = lambda spec: _Nothing()
-        spec_type.build_and_load = check
-    else:
+    if run.request["mode"] != "check":
 
         def ask(spec: Any) -> Any:
             run.ask(spec)
             return _Nothing()
 
         spec_type.build_and_load = ask
-    if hasattr(dispatch, "compiled_direct_micro_accepts_block_dim"):
-        # On a GPU, the compiled kernel's register count answers. Both answers are walked: see `_run_case`.
-        dispatch.compiled_direct_micro_accepts_block_dim = lambda compiled, block: not run.fallback
+        return
+    real = spec_type.build_and_load
+
+    def trapped(spec: Any) -> None:
+        run.compiles.append(spec.name)
+
+    def check(spec: Any) -> Any:
+        entry, before = run.ask(spec), len(run.compiles)
+        real(spec)
+        if "accepted" not in entry or len(run.compiles) > before:
+            entry["accepted"] = len(run.compiles) == before
+            entry["reason"] = "" if entry["accepted"] else _why_not(spec, core)
+        return _Nothing()
+
+    spec_type.build = trapped
+    spec_type.load = lambda spec: _Nothing()
+    spec_type.build_and_load = check
 
 
 def _why_not(spec: Any, core: Any) -> str:
@@ -224,134 +237,28 @@ def _why_not(spec: Any, core: Any) -> str:
     return f"meta.json differs in {', '.join(differing)}" if differing else "object could not be loaded"
 
 
-def _scale_blocks(experts: int, rows: int, columns: int, vector: int) -> Any:
-    """Block scales without bytes, in the 6-D layout that `convert_sf_to_mma_layout` gives."""
-    import torch
-
-    kind = torch.float8_e4m3fn if vector == 16 else torch.float8_e8m0fnu
-    tiles = (experts, -(-rows // 128), -(-(columns // vector) // 4), 32, 4, 4)
-    return torch.empty(tiles, dtype=kind, device="cuda").permute(3, 4, 1, 5, 2, 0)
-
-
-def _weights(case: dict[str, Any]) -> dict[str, Any]:
-    """The weight arguments of one layer on one rank."""
-    import torch
-
-    experts, hidden, inter = case["local_experts"], case["hidden"], case["inter"]
-    branches = 1 if case["activation"] == "relu2" else 2
-    vector = 32 if case["quant"] == "mxfp4" else 16
-    alpha = torch.empty(experts, dtype=torch.float32, device="cuda")
-    weights = {
-        "w1_weight": torch.empty(experts, branches * inter, hidden // 2, dtype=torch.uint8, device="cuda"),
-        "w1_weight_sf": _scale_blocks(experts, branches * inter, hidden, vector),
-        "w2_weight": torch.empty(experts, hidden, inter // 2, dtype=torch.uint8, device="cuda"),
-        "w2_weight_sf": _scale_blocks(experts, hidden, inter, vector),
-        "w1_alpha": alpha,
-        "w2_alpha": torch.empty(experts, dtype=torch.float32, device="cuda"),
-        "fc2_input_scale": None,
-    }
-    if case["quant"] == "nvfp4":
-        size = experts if case["scales"] == "per_expert" else 1
-        weights["fc2_input_scale"] = torch.empty(size, dtype=torch.float32, device="cuda")
-        if case["scales"] == "shared":
-            weights["input_global_scale"] = torch.empty(1, dtype=torch.float32, device="cuda")
-    return weights
-
-
-def _options(case: dict[str, Any], function: Any) -> dict[str, Any]:
-    """The options of a call, refused by name where this FlashInfer's function does not have one that the case needs."""
-    import torch
-
-    options: dict[str, Any] = {"activation": case["activation"], "quant_mode": case["quant"]}
-    for name, value in (case.get("swiglu") or {}).items():
-        options[f"swiglu_{name}"] = value
-    if case["local_experts"] != case["experts"]:
-        local, total = case["local_experts"], case["experts"]
-        places = list(range(local)) + [-1] * (total - local)
-        options["num_local_experts"] = local
-        options["expert_map"] = torch.tensor(places, dtype=torch.int32)
-    known = inspect.signature(inspect.unwrap(function)).parameters
-    if unknown := sorted(name for name in options if name not in known):
-        raise ValueError(f"this FlashInfer's {function.__name__} takes no {', '.join(unknown)}")
-    return options
-
-
-def _calls(case: dict[str, Any], b12x_moe: Any) -> Any:
-    """A function of the token count that makes one call of the public API."""
-    import torch
-
-    weights = _weights(case)
-    experts, top_k, hidden = case["experts"], case["top_k"], case["hidden"]
-
-    def routed(tokens: int) -> dict[str, Any]:
-        return {
-            "x": torch.empty(tokens, hidden, dtype=torch.bfloat16, device="cuda"),
-            "token_selected_experts": torch.empty(tokens, top_k, dtype=torch.int32, device="cuda"),
-            "token_final_scales": torch.empty(tokens, top_k, dtype=torch.float32, device="cuda"),
-        }
-
-    if case["calls"] == "function":
-        options = _options(case, b12x_moe.b12x_fused_moe)
-        return lambda tokens: b12x_moe.b12x_fused_moe(**routed(tokens), **weights, num_experts=experts, top_k=top_k, **options)
-    wrapper_type = b12x_moe.B12xMoEWrapper
-    wrapper = wrapper_type(
-        experts,
-        top_k,
-        hidden,
-        case["inter"],
-        use_cuda_graph=True,
-        max_num_tokens=case["maximum"],
-        **_options(case, wrapper_type.__init__),
-    )
-    return lambda tokens: wrapper.run(**routed(tokens), **weights)
-
-
-def _walk(case: dict[str, Any], run: Run, b12x_moe: Any, dispatch: Any) -> list[dict[str, Any]]:
-    """All calls of one case; an error ends the walk and is returned."""
+def _make_calls(case: dict[str, Any], run: Run, operation: Any) -> list[dict[str, Any]]:
+    """All calls of one case; an error ends them and is returned."""
     run.tokens = 0
-    dispatch.clear_sm120_moe_caches()
     with _beside("described_gpu").OnMeta():
         try:
-            call = _calls(case, b12x_moe)
+            call = operation.calls(case)
             for run.tokens in case["tokens"]:
-                _forget_kernels(dispatch)
+                operation.forget()
                 call(run.tokens)
+        except Assumption:
+            raise
         except Exception as error:  # noqa: BLE001 -- whatever the library raises is an answer to report, never the end of the other cases
             return [{"tokens": run.tokens, "error": _plain(error), "trace": _trace()}]
     return []
 
 
-def _scout(case: dict[str, Any]) -> dict[str, Any]:
-    """The same case with few experts. Preparing W4A16 weights takes 50 ms for each expert, bytes or not."""
-    few = max(8, case["top_k"])
-    return case | {"local_experts": few, "experts": few if case["experts"] == case["local_experts"] else 2 * few}
-
-
-def _run_case(case: dict[str, Any], run: Run, b12x_moe: Any, dispatch: Any) -> dict[str, Any]:
+def _run_case(case: dict[str, Any], run: Run, operation: Any) -> dict[str, Any]:
     """One case, all its token counts."""
     run.case, run.fallback = case["id"], False
-    asked = dict(run.asked)
-    if case["quant"] == "w4a16" and case["local_experts"] > 16:
-        errors = _walk(_scout(case), run, b12x_moe, dispatch)
-        if run.asked != asked:  # this FlashInfer keeps W4A16 kernels on disk: only the real shape has the right names
-            run.asked = asked
-            errors = _walk(case, run, b12x_moe, dispatch)
-    else:
-        errors = _walk(case, run, b12x_moe, dispatch)
-    if any(case["id"] in e["cases"] and "DirectMicro" in e["kernel"] for e in run.not_persisted.values()):
-        # Whether a direct micro kernel can be launched is asked of the compiled kernel on the GPU; if not, these are wanted.
-        run.fallback = True
-        errors += _walk(case, run, b12x_moe, dispatch)
-        run.fallback = False
+    errors = operation.walk(case, run, lambda some: _make_calls(some, run, operation))
     kernels = sorted(name for name, entry in run.asked.items() if case["id"] in entry["cases"])
     return {"id": case["id"], "status": "error" if errors else "ok", "errors": errors, "kernels": kernels}
-
-
-def _forget_kernels(dispatch: Any) -> None:
-    """Empty FlashInfer's in-process tables of kernels, so that every call asks the disk cache and is counted."""
-    for name, table in vars(dispatch).items():
-        if name.endswith(("_KERNEL_CACHE", "_LAUNCH_CACHE")) and isinstance(table, dict):
-            table.clear()
 
 
 def _trace() -> list[str]:
@@ -378,7 +285,7 @@ def _compile(spec: Any, run: Run) -> dict[str, Any]:
 
 
 def _cost(name: str) -> int:
-    """Dynamic kernels take longest to compile, then static ones; what takes longest goes first."""
+    """Of the b12x kernels dynamic ones take longest to compile, then static ones; what takes longest goes first."""
     return [kind in name for kind in ("/dynamic_", "/static_", "")].index(True)
 
 
@@ -415,17 +322,31 @@ def _finish(run: Run) -> list[dict[str, Any]]:
     return [run.asked[name] for name in sorted(run.asked)]
 
 
+def _stack() -> dict[str, str]:
+    """The compiler and what FlashInfer keys its kernels on beside it: normalised name -> version, the first of a name."""
+    from importlib.metadata import distributions
+
+    found: dict[str, str] = {}
+    for one in distributions():
+        name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
+        if name in ("torch", "apache-tvm-ffi", "triton") or name.startswith("nvidia-cutlass-dsl"):
+            found.setdefault(name, one.version)
+    return found
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Do what the request says."""
     started = time.monotonic()
     run = Run(request)
-    core, b12x_moe, dispatch, triton = _import(request, run)
+    operation = _beside(f"{request['operation']}_calls")
+    core, triton = _import(request, run, operation)
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: run.log.append(record.getMessage())  # type: ignore[method-assign]
     core.logger.addHandler(handler)
     imported = time.monotonic()
-    _patch(run, core, dispatch)
-    cases = [_run_case(case, run, b12x_moe, dispatch) for case in request["cases"]]
+    _patch(run, core)
+    operation.patch(run)
+    cases = [_run_case(case, run, operation) for case in request["cases"]]
     walked = time.monotonic()
     if request["mode"] == "build":
         _build(run)
@@ -433,9 +354,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     return {
         "flashinfer": flashinfer.__version__,
+        "package": os.path.dirname(flashinfer.__file__),  # noqa: PTH120 -- spelt as FlashInfer spells it: that text is hashed
+        "python": {"cache_tag": sys.implementation.cache_tag, "soabi": sysconfig.get_config_var("SOABI")},
+        "stack": _stack(),
         "jit_dir": str(core.jit_env.FLASHINFER_JIT_DIR),
-        "meta": {spec.module_dir.name: spec.expected_meta for spec in run.specs.values()},
-        "key_files": [os.fspath(path) for path in getattr(dispatch, "_kernel_source_files", tuple)()],
+        "modules": run.modules,
         "triton": triton,
         "kernels": _finish(run),
         "not_persisted": [run.not_persisted[name] for name in sorted(run.not_persisted)],
