@@ -6,12 +6,12 @@ Nothing here knows what a document means. No I/O.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from kcache import digest
 from kcache.errors import IntegrityError, ManifestError
 from kcache.key import NAME
+from kcache.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

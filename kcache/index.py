@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kcache import digest
@@ -16,6 +15,7 @@ from kcache.documents import LIMITS, Reader, decode
 from kcache.errors import ManifestError
 from kcache.key import EntryKey, parse_key
 from kcache.manifest import Manifest
+from kcache.values import dataclass
 
 INDEX_FORMAT = "kcache.index/1"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from kcache import digest
 from kcache.errors import ManifestError
+from kcache.values import dataclass, field
 
 KEY_SCHEMA = 1
 

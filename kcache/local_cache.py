@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from kcache.errors import InstallError, KcacheError, TrustError
 from kcache.fsops import Identity, Staged
 from kcache.kinds.provider import View
 from kcache.manifest import Artifact, Manifest, parse_manifest
+from kcache.values import dataclass
 
 RECEIPT_FORMAT = "kcache.receipt/1"
 _DOCUMENT_BYTES = 64 << 20

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kcache import digest
 from kcache.documents import LIMITS, Reader, decode
 from kcache.errors import ManifestError
 from kcache.key import EntryKey, parse_key
+from kcache.values import dataclass
 
 ENTRY_FORMAT = "kcache.entry/1"
 

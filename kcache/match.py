@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from kcache.key import EntryKey, Environment, Fact
 from kcache.manifest import Manifest
+from kcache.values import dataclass
 
 EQUAL = "equal"
 RUNS_ON = "runs-on"

@@ -135,9 +135,8 @@ def _run(
 
 def _proven(report: RestoreReport, where: TargetRequest) -> RestoreReport:
     """The report with its proof. What was restored stays offered where the proof could not be had."""
-    from dataclasses import replace
-
     from kcache.errors import KcacheError
+    from kcache.values import replace
     from kcache.workflows.entrypoint import with_proof
 
     try:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import Any
 
 from kcache.errors import TrustError
 from kcache.fsops.failures import reason
+from kcache.values import dataclass
 
 _GROUP_OR_WORLD_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -9,12 +9,12 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kcache.errors import InstallError, IntegrityError, TrustError
 from kcache.fsops.checks import Identity, check_root, kind_of
 from kcache.fsops.failures import translated
+from kcache.values import dataclass
 
 TEMPORARY_PREFIX = ".tmp-"
 """Names that start so are unfinished files; readers skip them and `sweep` removes old ones."""

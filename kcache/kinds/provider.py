@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kcache import digest
+from kcache.values import dataclass
 
 PACKAGE = "flashinfer_jit_cache"
 DESCRIPTION = "kcache.json"

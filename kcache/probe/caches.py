@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+
+from kcache.values import dataclass, field
 
 WORKSPACE_BASE = "FLASHINFER_WORKSPACE_BASE"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+
+from kcache.values import dataclass
 
 MACHINES = {62: "x86_64", 183: "aarch64"}
 """e_machine (elf.h: EM_X86_64, EM_AARCH64) in the spelling of `uname -m`."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kcache import archs
 from kcache.errors import UsageError
 from kcache.key import ABSENT, Fact, known, undetermined
+from kcache.values import dataclass
 
 if TYPE_CHECKING:
     import ctypes

@@ -13,7 +13,6 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from kcache import digest
 from kcache.key import ABSENT, Environment, Fact, known, undetermined
@@ -21,6 +20,7 @@ from kcache.probe import cuda, gpus, libraries, packages
 from kcache.probe.caches import cache_root
 from kcache.probe.libraries import Process
 from kcache.probe.packages import Interpreter, Packages
+from kcache.values import dataclass, replace
 
 SOURCE_DIRECTORIES = ("data/csrc", "data/include", "data/cutlass", "data/cccl", "data/spdlog")
 """Where FlashInfer's modules take sources and headers from (jit/env.py, 0.7.4), inside the package."""

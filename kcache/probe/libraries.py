@@ -15,11 +15,11 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from kcache.key import ABSENT, Fact, known, undetermined
 from kcache.probe.elf import Library, NotElfError, machine_of, read_library
+from kcache.values import dataclass, field
 
 DRIVER_LIBRARY = "libcuda.so.1"
 EXPECTED_FROM_DRIVER = "expected from the driver of the GPU host"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from kcache.values import dataclass
 
 BYTES_PER_JOB = 6 << 30
 """Memory to allow for each nvcc, bytes.

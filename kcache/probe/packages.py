@@ -14,11 +14,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from kcache import digest
 from kcache.errors import ProbeError
 from kcache.key import ABSENT, Fact, known, undetermined
+from kcache.values import dataclass, field
 
 FLASHINFER_UNKNOWN_VERSION = "0.0.0+unknown"
 """What FlashInfer calls itself when it has no `_build_meta.py` (flashinfer/version.py, 0.6.18 to 0.7.4): no version at all."""

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from kcache.errors import IntegrityError, StoreError
+from kcache.values import dataclass
 
 CHUNK = 1 << 20
 """Bytes in a chunk of a stream, at most."""

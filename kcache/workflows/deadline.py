@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from kcache.errors import UnavailableError
+from kcache.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from kcache.probe.caches import cache_root
 from kcache.report import ERROR, HIT, RestoreReport
 from kcache.store.open import open_store
 from kcache.store.wrappers import MetricsStore
+from kcache.values import replace
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kcache.errors import KcacheError
 from kcache.local_cache import InstalledEntry
 from kcache.report import ERROR, HIT, MISS, PARTIAL, EntryReport, KindReport, RestoreReport, overall
+from kcache.values import dataclass
 from kcache.workflows.resolve import Choice, by_kind, why_missing
 from kcache.workflows.target import Target
 

@@ -8,7 +8,6 @@ brings them the manifests and the facts that they ask for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from kcache.errors import KcacheError
 from kcache.index import IndexEntry
@@ -16,6 +15,7 @@ from kcache.key import EntryKey, Environment
 from kcache.manifest import Manifest
 from kcache.match import Check, Decision, match_binary, match_key, rank
 from kcache.report import HIT, MISS, PARTIAL, KindReport
+from kcache.values import dataclass, field
 
 GroupName = tuple[str, tuple[str, ...]]
 """A kind and its modules, such as `("sampling", ("sampling", "topk"))`."""

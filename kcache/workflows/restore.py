@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from kcache import fsops
 from kcache.errors import (
@@ -28,6 +27,7 @@ from kcache.local_cache import Damage, InstalledEntry, LocalCache
 from kcache.manifest import Manifest
 from kcache.report import RestoreReport
 from kcache.store.base import Store
+from kcache.values import dataclass, field
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.outcome import Outcome, report

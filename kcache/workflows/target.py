@@ -7,7 +7,6 @@ FlashInfer's files by identity so that a second restore reads none of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kcache import digest
@@ -19,6 +18,7 @@ from kcache.local_cache import LocalCache, SourceMemo
 from kcache.manifest import Manifest
 from kcache.match import requirements
 from kcache.probe.host import Host, resolve
+from kcache.values import dataclass, replace
 
 ENVIRONMENT_BYTES = 64 << 20
 

@@ -7,7 +7,6 @@ Either through a view (a provider package, the default: nothing outside the cach
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kcache import digest, fsops
@@ -18,6 +17,7 @@ from kcache.kinds.provider import Acceptance, ProvidedEntry, acceptance, make_vi
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.manifest import Artifact, module_artifact_path
 from kcache.match import arch_score, match_binary, match_key
+from kcache.values import dataclass
 from kcache.workflows.target import Target
 
 
