@@ -1,32 +1,40 @@
 """What to build: the TOML files of `manifests/`, one a model. Such a file is a "build manifest" in prose, a `Recipe` here.
 
 The format is documented in manifests/README.md. A recipe is parsed once, into frozen values; every problem is reported at once,
-each with its path (`model.experts: ...`). Parsing does no I/O except in `read_recipe`. A recipe that parses is consistent in
-itself; whether FlashInfer's kernels allow its shapes is asked of `kcache.recipe_shapes`. Not the manifest of an entry, which is
-`kcache.manifest`.
+each with its path (`model.experts: ...`). Parsing does no I/O except in `read_recipe`, and its time is bounded
+whatever the bytes are. A recipe that parses is consistent in itself; whether FlashInfer's kernels allow its shapes is asked of
+`kcache.recipe_shapes`. Not the manifest of an entry, which is `kcache.manifest`.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kcache.errors import UsageError
 from kcache.gpu_products import GpuProduct, did_you_mean, find_product
+from kcache.recipe_fields import Choice, Field, Real, Text, Whole, read_fields, told
 
 FORMAT = "kcache.recipe/1"
 
-MAX_BYTES = 256 << 10
+MAX_BYTES = 64 << 10
 """A recipe is a page of text; what is larger is something else."""
+
+MAX_LINE = 4 << 10
+"""Bytes of a line. Python's TOML reader takes time that grows with the square of a dotted key's length."""
+
+TOLD = 100
+"""Problems that a message holds; a file with more of them is no manifest with mistakes in it."""
 
 KINDS = ("sampling", "b12x-moe", "autotune")
 """Cache kinds that a recipe may ask for."""
 
 ACTIVATIONS = ("silu", "gelu_tanh", "swigluoai_uninterleave", "relu2")
 """Activations of FlashInfer's b12x MoE (`blackwell_sm12x/moe_activation.py`, SUPPORTED_MOE_ACTIVATIONS, 0.7.4)."""
+
+SWIGLU = "swigluoai_uninterleave"
+"""The activation that has parameters."""
 
 MODES = ("nvfp4", "mxfp4", "w4a16")
 """Quantisation modes of FlashInfer's b12x MoE (`blackwell_sm12x/moe_dispatch.py`, _normalize_quant_mode, 0.7.4)."""
@@ -39,9 +47,12 @@ or from the smallest up."""
 SCALES = ("per_expert", "shared")
 
 _MOST = 1 << 20
-_ARCH = re.compile(r"[0-9]{1,2}\.[0-9][af]?")
-_CUDA = re.compile(r"[0-9]{2}\.[0-9]{1,2}")
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc|dev)[0-9]+)?")
+_ARCH = r"[0-9]{1,2}\.[0-9][af]?"
+_CUDA = r"[0-9]{2}\.[0-9]{1,2}"
+_VERSION = r"[0-9]+\.[0-9]+\.[0-9]+(?:\.?(?:post|rc|dev)[0-9]+)?"
+
+
+REMEDY = "manifests/README.md describes the format."
 
 
 class RecipeError(UsageError):
@@ -50,11 +61,18 @@ class RecipeError(UsageError):
     Args:
         what: which file.
         problems: every problem found, each with its path, such as `model.experts: not a whole number from 1 to 4096`.
+        remedy: what the reader can do next.
     """
 
-    def __init__(self, what: str, *, problems: tuple[str, ...]) -> None:
-        super().__init__(what, why="; ".join(problems), remedy="manifests/README.md describes the format.")
+    def __init__(self, what: str, *, problems: tuple[str, ...], remedy: str = REMEDY) -> None:
+        more = [f"and {len(problems) - TOLD} more"] if len(problems) > TOLD else []
+        super().__init__(what, why="; ".join([*problems[:TOLD], *more]), remedy=remedy)
         self.problems = problems
+
+
+def not_a_manifest(what: str) -> str:
+    """The first words of every message about a bad file."""
+    return f"{what} is not a build manifest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,204 +153,105 @@ class Recipe:
     targets: Targets
 
 
-@dataclass(slots=True)
-class _Table:
-    """One table of the document: takes fields out of it, and collects problems with their paths."""
+class _Product:
+    """The name of a described GPU, in any of its spellings; parsed, it is the product."""
 
-    path: str
-    values: dict[str, Any]
-    problems: list[str]
-    seen: set[str] = field(default_factory=set)
+    wanted = "the name of a GPU product"
 
-    def _take(self, name: str, *, required: bool) -> Any:
-        self.seen.add(name)
-        if self.values.get(name) is None and required:
-            self.problem(name, "missing")
-        return self.values.get(name)
+    def problem(self, value: Any) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= 200:
+            return f"not {self.wanted}, but {told(value)}"
+        if find_product(value) is None:
+            return f"no GPU product named {told(value)} is known {did_you_mean(value)}".strip()
+        return ""
 
-    def problem(self, name: str, text: str) -> None:
-        self.problems.append(f"{self.path}{name}: {text}")
-
-    def table(self, name: str) -> _Table:
-        value = self._take(name, required=True)
-        if value is not None and not isinstance(value, dict):
-            self.problem(name, f"not a table, but {_told(value)}")
-        return _Table(f"{self.path}{name}.", value if isinstance(value, dict) else {}, self.problems)
-
-    def _one(self, name: str, ok: Callable[[Any], bool], wanted: str, fallback: Any, *, required: bool = True) -> Any:
-        value = self._take(name, required=required)
-        if value is None:
-            return fallback
-        if not ok(value):
-            self.problem(name, f"not {wanted}, but {_told(value)}")
-            return fallback
-        return value
-
-    def text(self, name: str, *, required: bool = True) -> str:
-        ok = lambda value: isinstance(value, str) and 0 < len(value) <= 200  # noqa: E731
-        return str(self._one(name, ok, "a text of 1 to 200 characters", "", required=required))
-
-    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        wanted = f"one of {', '.join(choices)}"
-        ok = lambda value: isinstance(value, str) and value in choices  # noqa: E731
-        return str(self._one(name, ok, wanted, default or choices[0], required=not default))
-
-    def number(self, name: str, least: int, most: int) -> int:
-        return int(self._one(name, lambda value: _whole(value, least, most), f"a whole number from {least} to {most}", 0))
-
-    def real(self, name: str, default: float | None, *, above: float) -> float | None:
-        wanted = "a finite number" + (f" above {above:g}" if above > -math.inf else "")
-        value = self._one(name, lambda value: _finite(value) and value > above, wanted, default, required=False)
-        return None if value is None else float(value)
-
-    def matching(self, name: str, pattern: re.Pattern[str], wanted: str) -> str:
-        return str(self._one(name, lambda value: isinstance(value, str) and bool(pattern.fullmatch(value)), wanted, ""))
-
-    def list_of(
-        self, name: str, ok: Callable[[Any], bool], wanted: str, default: tuple[Any, ...] | None = None
-    ) -> tuple[Any, ...]:
-        """A list without doubles of which every item is `ok`; not empty unless a default is given."""
-        value = self._take(name, required=default is None)
-        if value is None:
-            return default or ()
-        if not isinstance(value, list) or (default is None and not value) or len(value) > 4096:
-            self.problem(name, f"not a list of {wanted}")
-            return default or ()
-        kept = []
-        for index, item in enumerate(value):
-            if not ok(item):
-                self.problem(f"{name}[{index}]", f"not {wanted}, but {_told(item)}")
-            elif item in kept:
-                self.problem(f"{name}[{index}]", f"{_told(item)} is there twice")
-            else:
-                kept.append(item)
-        return tuple(kept)
-
-    def choices(self, name: str, choices: tuple[str, ...], default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        return self.list_of(name, lambda item: isinstance(item, str) and item in choices, f"one of {', '.join(choices)}", default)
-
-    def finish(self) -> None:
-        for name in self.values:
-            if name not in self.seen:
-                self.problem(name, f"unknown; known are {', '.join(sorted(self.seen))}")
+    def parse(self, value: Any) -> GpuProduct | None:
+        return find_product(value)
 
 
-def _whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+FIELDS = (
+    Field(path="format", rule=Choice(FORMAT)),
+    Field(path="kinds", rule=Choice(*KINDS), least=1),
+    Field(path="model.name", rule=Text()),
+    Field(path="model.source", rule=Text()),
+    Field(path="model.hidden_size", rule=Whole(16, 1 << 17)),
+    Field(path="model.moe_intermediate_size", rule=Whole(16, 1 << 18)),
+    Field(path="model.experts", rule=Whole(1, 4096)),
+    Field(path="model.top_k", rule=Whole(1, 64)),
+    Field(path="model.activation", rule=Choice(*ACTIVATIONS)),
+    Field(path="model.swiglu_alpha", rule=Real(), default=None),
+    Field(path="model.swiglu_beta", rule=Real(), default=None),
+    Field(path="model.swiglu_limit", rule=Real(positive=True), default=None),
+    Field(path="model.quantization", rule=Choice(*MODES), least=1),
+    Field(path="parallel.tp", rule=Whole(1, 1024), least=1),
+    Field(path="parallel.ep", rule=Whole(1, 1024), least=1),
+    Field(path="tokens.capture", rule=Whole(1, _MOST), least=1),
+    Field(path="tokens.maximum", rule=Whole(1, _MOST)),
+    Field(path="tokens.calls", rule=Choice(*CALLS), least=1, default=("wrapper",)),
+    Field(path="tokens.scales", rule=Choice(*SCALES), default="per_expert"),
+    Field(path="targets.gpus", rule=_Product(), least=0, default=()),
+    Field(path="targets.arches", rule=Text(pattern=_ARCH, wanted="an architecture such as 9.0a"), least=0, default=()),
+    Field(path="targets.cuda", rule=Text(pattern=_CUDA, wanted="a CUDA release such as 13.0")),
+    Field(path="targets.flashinfer", rule=Text(pattern=_VERSION, wanted="a version such as 0.7.4"), least=1),
+)
+"""The format: every field that there is. manifests/README.md documents them, and the tests walk this list."""
+
+Found = Mapping[str, Any]
+"""Path -> value, of the fields that are good."""
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _more_of_each_token_than_there_are(found: Found) -> Iterator[str]:
+    experts, top_k = found.get("model.experts"), found.get("model.top_k")
+    if experts and top_k and top_k > experts:
+        yield f"model.top_k: {top_k} is more than the {experts} experts that there are"
 
 
-def _told(value: Any) -> str:
-    """A value in a message: short, whatever it is."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _swiglu_of_another_activation(found: Found) -> Iterator[str]:
+    activation = found.get("model.activation", SWIGLU)
+    for path in ("model.swiglu_alpha", "model.swiglu_beta", "model.swiglu_limit"):
+        if activation != SWIGLU and found.get(path) is not None:
+            yield f"{path}: only with activation {SWIGLU}, not with {activation}"
 
 
-def _model(table: _Table) -> Model:
-    activation = table.choice("activation", ACTIVATIONS, "")
-    model = Model(
-        name=table.text("name"),
-        source=table.text("source"),
-        hidden_size=table.number("hidden_size", 16, 1 << 17),
-        moe_intermediate_size=table.number("moe_intermediate_size", 16, 1 << 18),
-        experts=table.number("experts", 1, 4096),
-        top_k=table.number("top_k", 1, 64),
-        activation=activation,
-        quantization=table.choices("quantization", MODES),
-        swiglu=_swiglu(table, activation),
-    )
-    if 0 < model.experts < model.top_k:
-        table.problem("top_k", f"{model.top_k} is more than the {model.experts} experts that there are")
-    table.finish()
-    return model
-
-
-def _swiglu(table: _Table, activation: str) -> Swiglu | None:
-    given = [name for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit") if name in table.values]
-    alpha = table.real("swiglu_alpha", 1.702, above=-math.inf)
-    beta = table.real("swiglu_beta", 1.0, above=-math.inf)
-    limit = table.real("swiglu_limit", None, above=0.0)
-    if activation != "swigluoai_uninterleave":
-        for name in given:
-            table.problem(name, f"only with activation swigluoai_uninterleave, not with {activation}")
-        return None
-    assert alpha is not None and beta is not None
-    return Swiglu(alpha=alpha, beta=beta, limit=limit)
-
-
-def _parallel(table: _Table, model: Model) -> Parallel:
-    wanted = "a whole number from 1 to 1024"
-    parallel = Parallel(
-        tp=table.list_of("tp", lambda item: _whole(item, 1, 1024), wanted),
-        ep=table.list_of("ep", lambda item: _whole(item, 1, 1024), wanted),
-    )
-    for name, ranks, size, what in (
-        ("tp", parallel.tp, model.moe_intermediate_size, "model.moe_intermediate_size"),
-        ("ep", parallel.ep, model.experts, "model.experts"),
-    ):
-        for rank in ranks:
+def _ranks_that_do_not_divide(found: Found) -> Iterator[str]:
+    for path, of in (("parallel.tp", "model.moe_intermediate_size"), ("parallel.ep", "model.experts")):
+        size = found.get(of)
+        for rank in found.get(path, ()):
             if size and size % rank:
-                table.problem(name, f"{rank} does not divide {what} ({size})")
-    table.finish()
-    return parallel
+                yield f"{path}: {rank} does not divide {of} ({size})"
 
 
-def _tokens(table: _Table) -> Tokens:
-    wanted = f"a whole number from 1 to {_MOST}"
-    tokens = Tokens(
-        capture=table.list_of("capture", lambda item: _whole(item, 1, _MOST), wanted),
-        maximum=table.number("maximum", 1, _MOST),
-        calls=table.choices("calls", CALLS, ("wrapper",)) or ("wrapper",),
-        scales=table.choice("scales", SCALES, "per_expert"),
-    )
-    largest = max(tokens.capture, default=0)
-    if 0 < tokens.maximum < largest:
-        table.problem("maximum", f"{tokens.maximum} is less than the capture size {largest}")
-    table.finish()
-    return tokens
+def _captured_beyond_the_maximum(found: Found) -> Iterator[str]:
+    maximum, largest = found.get("tokens.maximum"), max(found.get("tokens.capture", ()), default=0)
+    if maximum and maximum < largest:
+        yield f"tokens.maximum: {maximum} is less than the capture size {largest}"
 
 
-def _targets(table: _Table, kinds: tuple[str, ...]) -> Targets:
-    before = len(table.problems)
-    names = table.list_of("gpus", lambda item: isinstance(item, str), "the name of a GPU product", ())
-    gpus: list[GpuProduct] = []
-    for index, name in enumerate(names):
-        found = find_product(name)
-        if found is None:
-            table.problem(f"gpus[{index}]", " ".join(f"no GPU product named {name!r} is known {did_you_mean(name)}".split()))
-        elif found in gpus:
-            table.problem(f"gpus[{index}]", f"{name!r} is {found.slug}, which is there already")
-        else:
-            gpus.append(found)
-    targets = Targets(
-        gpus=tuple(gpus),
-        arches=table.list_of("arches", lambda item: _matches(item, _ARCH), "an architecture such as 9.0a", ()),
-        cuda=table.matching("cuda", _CUDA, "a CUDA release such as 13.0"),
-        flashinfer=table.list_of("flashinfer", lambda item: _matches(item, _VERSION), "a version such as 0.7.4"),
-    )
-    if len(table.problems) == before:
-        _check_targets(table, targets, kinds)
-    table.finish()
-    return targets
+def _no_target(found: Found) -> Iterator[str]:
+    if found.get("targets.gpus") == () and found.get("targets.arches") == ():
+        yield "targets.gpus: neither a GPU nor (in arches) an architecture is named"
 
 
-def _check_targets(table: _Table, targets: Targets, kinds: tuple[str, ...]) -> None:
+def _targets_that_b12x_does_not_know(found: Found) -> Iterator[str]:
     """FlashInfer's b12x MoE is for compute capability 12.0 and 12.1, with CUDA 13 (`cute_dsl/b12x_moe.py`, 0.6.18 to 0.7.4)."""
-    if not targets.gpus and not targets.arches:
-        table.problem("gpus", "neither a GPU nor (in arches) an architecture is named")
-    if "b12x-moe" not in kinds:
+    if "b12x-moe" not in found.get("kinds", ()):
         return
-    if not any(gpu.capability[0] == 12 for gpu in targets.gpus):
-        table.problem("gpus", "kind b12x-moe needs a GPU of compute capability 12.0 or 12.1, such as rtx-pro-6000")
-    if int(targets.cuda.partition(".")[0]) < 13:
-        table.problem("cuda", f"kind b12x-moe needs CUDA 13 or newer, not {targets.cuda}")
+    if "targets.gpus" in found and not any(gpu.capability[0] == 12 for gpu in found["targets.gpus"]):
+        yield "targets.gpus: kind b12x-moe needs a GPU of compute capability 12.0 or 12.1, such as rtx-pro-6000"
+    cuda = found.get("targets.cuda")
+    if cuda and int(cuda.partition(".")[0]) < 13:
+        yield f"targets.cuda: kind b12x-moe needs CUDA 13 or newer, not {cuda}"
 
 
-def _matches(value: Any, pattern: re.Pattern[str]) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
+CONTRADICTIONS = (
+    _more_of_each_token_than_there_are,
+    _swiglu_of_another_activation,
+    _ranks_that_do_not_divide,
+    _captured_beyond_the_maximum,
+    _no_target,
+    _targets_that_b12x_does_not_know,
+)
+"""What good fields may not say together. Each looks at the good fields only, so that one mistake is told once."""
 
 
 def recipe_from_document(document: dict[str, Any], what: str) -> Recipe:
@@ -344,24 +263,25 @@ def recipe_from_document(document: dict[str, Any], what: str) -> Recipe:
     Raises:
         RecipeError: all problems at once.
     """
-    problems: list[str] = []
-    top = _Table("", document, problems)
-    if document.get("format") != FORMAT:
-        top.problem("format", f"not {FORMAT!r}, but {_told(document.get('format'))}" if "format" in document else "missing")
-    top.seen.add("format")
-    kinds = top.choices("kinds", KINDS)
-    model = _model(top.table("model"))
-    recipe = Recipe(
-        kinds=kinds,
-        model=model,
-        parallel=_parallel(top.table("parallel"), model),
-        tokens=_tokens(top.table("tokens")),
-        targets=_targets(top.table("targets"), kinds),
-    )
-    top.finish()
+    values = read_fields(document, FIELDS)
+    problems = [*values.problems, *(line for rule in CONTRADICTIONS for line in rule(values.found))]
     if problems:
-        raise RecipeError(f"{what} is not a build manifest", problems=tuple(problems))
-    return recipe
+        raise RecipeError(not_a_manifest(what), problems=tuple(problems))
+    found = values.found
+
+    def table(name: str) -> dict[str, Any]:
+        return {field.name: found[field.path] for field in FIELDS if field.table == name}
+
+    model = table("model")
+    swiglu = {name: model.pop(f"swiglu_{name}") for name in ("alpha", "beta", "limit")}
+    given = Swiglu(**{name: value for name, value in swiglu.items() if value is not None})
+    return Recipe(
+        kinds=found["kinds"],
+        model=Model(**model, swiglu=given if model["activation"] == SWIGLU else None),
+        parallel=Parallel(**table("parallel")),
+        tokens=Tokens(**table("tokens")),
+        targets=Targets(**table("targets")),
+    )
 
 
 def _toml_reader() -> Any:
@@ -382,15 +302,26 @@ def parse_recipe(data: bytes, what: str) -> Recipe:
         RecipeError: too large, not UTF-8, not TOML, or with problems; all of them at once.
     """
     tomllib = _toml_reader()
-    if len(data) > MAX_BYTES:
-        raise RecipeError(f"{what} is not a build manifest", problems=(f"larger than {MAX_BYTES >> 10} KiB",))
+    if problem := _refused_unread(data):
+        raise RecipeError(not_a_manifest(what), problems=(problem,))
     try:
-        document = tomllib.loads(data.decode("utf-8"))
+        document = tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{what} is not a build manifest", problems=(f"not UTF-8: byte {error.start}",)) from error
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        raise RecipeError(f"{what} is not a build manifest", problems=(f"not TOML: {str(error)[:200]}",)) from error
+        raise RecipeError(not_a_manifest(what), problems=(f"not UTF-8: byte {error.start}",)) from error
+    except RecursionError as error:
+        raise RecipeError(not_a_manifest(what), problems=("not TOML: nested too deep",)) from error
+    except (tomllib.TOMLDecodeError, ValueError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise RecipeError(not_a_manifest(what), problems=(f"not TOML: {why}",)) from error
     return recipe_from_document(document, what)
+
+
+def _refused_unread(data: bytes) -> str:
+    """Why no TOML reader is given these bytes; empty where one is."""
+    if len(data) > MAX_BYTES:
+        return f"larger than {MAX_BYTES >> 10} KiB"
+    long = next((number for number, line in enumerate(data.split(b"\n"), 1) if len(line) > MAX_LINE), 0)
+    return f"line {long} is longer than {MAX_LINE} bytes" if long else ""
 
 
 def read_recipe(path: str) -> Recipe:
@@ -403,5 +334,5 @@ def read_recipe(path: str) -> Recipe:
         with open(path, "rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except OSError as error:
-        raise RecipeError(f"{path} is not a build manifest", problems=(f"cannot be read: {error.strerror}",)) from error
+        raise RecipeError(not_a_manifest(path), problems=(f"cannot be read: {error.strerror}",)) from error
     return parse_recipe(data, path)

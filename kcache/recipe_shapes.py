@@ -16,6 +16,9 @@ from kcache.recipe import Recipe
 _BLOCK = {"nvfp4": 16, "mxfp4": 32}
 """Elements that share a scale (`moe_dispatch.py`, _sf_params_for_quant_mode, 0.7.4)."""
 
+_DIRECT_MICRO_INTER = 512
+"""Largest intermediate size of a rank for the direct micro kernel (`moe_dispatch.py`, _DIRECT_MICRO_MAX_N, 0.7.4)."""
+
 _W4A16_ACTIVATIONS = ("silu", "relu2")
 """`moe_w4a16_activations.py`, SUPPORTED_MOE_ACTIVATIONS, 0.6.18 to 0.7.4."""
 
@@ -69,6 +72,18 @@ def check_shapes(recipe: Recipe, flashinfer: str) -> tuple[ShapeProblem, ...]:
     return tuple(found)
 
 
+def in_memory_only(shape: Shape) -> str:
+    """Which kernels of an allowed shape FlashInfer up to 0.7.4 keeps in no file, so that they are left to warmup; or nothing.
+
+    `moe_w4a16_kernel.py` (W4A16FusedMoeKernel), `moe_dispatch.py` (_get_direct_micro_kernel). The dry run names each of them.
+    """
+    if shape.mode == "w4a16":
+        return "all kernels, which FlashInfer keeps in memory only"
+    if shape.mode == "nvfp4" and shape.inter <= _DIRECT_MICRO_INTER:
+        return "the direct micro kernel that small batches may take, which FlashInfer keeps in memory only"
+    return ""
+
+
 def _problems(recipe: Recipe, shape: Shape, flashinfer: str) -> list[str]:
     model = recipe.model
     problems = []
@@ -107,6 +122,7 @@ def dry_run_cases(recipe: Recipe, flashinfer: str) -> tuple[dict[str, Any], ...]
             continue
         case = {
             "id": f"{shape.name}-{calls}",
+            "variant": shape.name,
             "experts": model.experts,
             "local_experts": shape.local_experts,
             "top_k": model.top_k,

@@ -21,6 +21,7 @@ COMMANDS = {
     "doctor": "what would keep a restored cache from being used here, with remedies",
     "env": "what this host is: every ingredient of a key",
     "lookup": "which published entries fit this host, and why the others do not",
+    "manifest": "say what to build for a model: made from its config, and checked",
     "publish": "upload built entries, then make them visible",
     "restore": "put matching entries in place, then start a server",
     "verify": "prove in a fresh process that no compiler runs",
@@ -80,7 +81,10 @@ def main(arguments: list[str] | None = None) -> None:
         messages.fail("stopped")
         sys.exit(130)
     except click.ClickException as error:
-        messages.fail(_one_line(error))
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 on; before, help was no error
+            error.show()
+        else:
+            messages.fail(_one_line(error))
         _start_anyway(words)
         sys.exit(exit_codes.USAGE)
     except KcacheError as error:

@@ -1,4 +1,4 @@
-"""Build manifests: what is good parses, what is bad is told whole, and a config becomes a recipe."""
+"""Build manifests: what is shipped, which shapes are allowed, and how a config becomes one. Bad ones: test_bad_manifests.py."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kcache.recipe import MAX_BYTES, Recipe, RecipeError, parse_recipe, read_recipe, recipe_from_document
-from kcache.recipe_config import recipe_from_config, render_recipe
-from kcache.recipe_shapes import check_shapes, dry_run_cases, shapes
+from kcache.recipe import FIELDS, Recipe, parse_recipe, read_recipe, recipe_from_document
+from kcache.recipe_fields import REQUIRED
+from kcache.recipe_shapes import check_shapes, dry_run_cases, in_memory_only, shapes
+from kcache.recipe_text import render_recipe
 
 MANIFESTS = sorted((Path(__file__).parents[2] / "manifests").glob("*.toml"))
 
@@ -40,27 +39,6 @@ def good() -> dict[str, Any]:
     }
 
 
-def problems(document: dict[str, Any]) -> tuple[str, ...]:
-    with pytest.raises(RecipeError) as caught:
-        recipe_from_document(document, "test")
-    assert caught.value.exit_code == 2
-    return caught.value.problems
-
-
-def changed(path: str, value: Any) -> dict[str, Any]:
-    """The good document with one field set, or taken out (`...`)."""
-    document = good()
-    table: dict[str, Any] = document
-    *parents, name = path.split(".")
-    for parent in parents:
-        table = table[parent]
-    if value is ...:
-        del table[name]
-    else:
-        table[name] = value
-    return document
-
-
 def test_the_good_document_parses() -> None:
     recipe = recipe_from_document(good(), "test")
     assert recipe.model.experts == 128
@@ -69,137 +47,10 @@ def test_the_good_document_parses() -> None:
     assert recipe.targets.gpus[0].sm_count == 188
 
 
-REQUIRED = [
-    "format", "kinds", "model", "parallel", "tokens", "targets", "model.name", "model.source", "model.hidden_size",
-    "model.moe_intermediate_size", "model.experts", "model.top_k", "model.activation", "model.quantization", "parallel.tp",
-    "parallel.ep", "tokens.capture", "tokens.maximum", "targets.cuda", "targets.flashinfer",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", REQUIRED)
-def test_a_missing_field_is_named(path: str) -> None:
-    assert f"{path}: missing" in problems(changed(path, ...))
-
-
-@pytest.mark.parametrize("path", [*REQUIRED, "tokens.calls", "tokens.scales", "targets.gpus", "targets.arches"])
-@pytest.mark.parametrize("value", [True, 1.5, {"a": 1}, "", [[]], [""], -1, [None]], ids=repr)
-def test_a_field_of_a_wrong_type_is_named(path: str, value: Any) -> None:
-    if isinstance(value, dict) and "." not in path and path in ("model", "parallel", "tokens", "targets"):
-        assert any(problem.startswith(f"{path}.") for problem in problems(changed(path, value)))
-    else:
-        assert any(problem.startswith(path) for problem in problems(changed(path, value)))
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "told"),
-    [
-        ("model.hidden_size", 15, "from 16 to 131072"),
-        ("model.hidden_size", 1 << 18, "but 262144"),
-        ("model.experts", 0, "from 1 to 4096"),
-        ("model.experts", 4097, "from 1 to 4096"),
-        ("model.top_k", 65, "from 1 to 64"),
-        ("model.name", "x" * 201, "a text of 1 to 200 characters"),
-        ("model.activation", "swish", "one of silu"),
-        ("model.quantization", ["fp8"], "one of nvfp4, mxfp4, w4a16"),
-        ("kinds", ["sampling", "b12x"], "one of sampling, b12x-moe, autotune"),
-        ("kinds", [], "not a list"),
-        ("parallel.tp", [0], "from 1 to 1024"),
-        ("tokens.maximum", 1 << 21, "from 1 to 1048576"),
-        ("tokens.capture", list(range(1, 5000)), "not a list"),
-        ("tokens.calls", ["graph"], "one of wrapper"),
-        ("targets.cuda", "13", "a CUDA release such as 13.0"),
-        ("targets.flashinfer", ["latest"], "a version such as 0.7.4"),
-        ("targets.arches", ["sm_90a"], "an architecture such as 9.0a"),
-        ("targets.gpus", ["rtx 5091"], "did you mean rtx-5090"),
-    ],
-)
-def test_a_value_out_of_range_is_told_with_what_is_wanted(path: str, value: Any, told: str) -> None:
-    (problem,) = [problem for problem in problems(changed(path, value)) if problem.startswith(path)]
-    assert told in problem
-
-
-@pytest.mark.parametrize("path", ["colour", "model.expert", "parallel.pp", "tokens.max", "targets.gpu"])
-def test_an_unknown_field_is_named_with_the_known_ones(path: str) -> None:
-    (problem,) = problems(changed(path, 1))
-    assert problem.startswith(f"{path}: unknown; known are ")
-
-
 def model(**fields: Any) -> dict[str, Any]:
     document = good()
     document["model"] |= fields
     return document
-
-
-@pytest.mark.parametrize(
-    ("document", "path", "told"),
-    [
-        (model(top_k=8, experts=4), "model.top_k", "more than the 4 experts"),
-        (model(swiglu_limit=7.0), "model.swiglu_limit", "only with activation swigluoai_uninterleave"),
-        (model(activation="swigluoai_uninterleave", swiglu_limit=0.0), "model.swiglu_limit", "above 0"),
-        (model(activation="swigluoai_uninterleave", swiglu_beta=float("inf")), "model.swiglu_beta", "finite"),
-        (model(activation="swigluoai_uninterleave", swiglu_alpha=float("nan")), "model.swiglu_alpha", "finite"),
-        (changed("parallel.tp", [1, 5]), "parallel.tp", "5 does not divide model.moe_intermediate_size (768)"),
-        (changed("parallel.ep", [3]), "parallel.ep", "3 does not divide model.experts (128)"),
-        (changed("parallel.tp", [2, 2]), "parallel.tp[1]", "twice"),
-        (changed("tokens.capture", [1, 16384]), "tokens.maximum", "less than the capture size 16384"),
-        (changed("targets.gpus", ["h200"]), "targets.gpus", "compute capability 12.0 or 12.1"),
-        (changed("targets.gpus", ["rtx-5090", "RTX 5090"]), "targets.gpus[1]", "there already"),
-        (changed("targets.cuda", "12.8"), "targets.cuda", "needs CUDA 13"),
-        ({**good(), "kinds": ["sampling"], "targets": {"cuda": "13.0", "flashinfer": ["0.7.4"]}}, "targets.gpus", "neither"),
-    ],
-)
-def test_a_contradiction_is_told(document: dict[str, Any], path: str, told: str) -> None:
-    (problem,) = problems(document)
-    assert problem.startswith(f"{path}: ")
-    assert told in problem
-
-
-def test_all_problems_are_told_at_once() -> None:
-    document = changed("model.experts", "many")
-    document["tokens"] = {"capture": [], "maxima": 3}
-    document["targets"]["cuda"] = 13
-    paths = {problem.partition(":")[0] for problem in problems(document)}
-    assert paths == {"model.experts", "tokens.capture", "tokens.maximum", "tokens.maxima", "targets.cuda"}
-
-
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (b"format = ", "not TOML"),
-        (b"\xff\xfe", "not UTF-8: byte 0"),
-        (b"#" * (MAX_BYTES + 1), "larger than 256 KiB"),
-        (b"a = " + b"[" * 100_000, "not TOML"),
-        (b"", "format: missing"),
-        (b'format = "kcache.recipe/2"', "format: not 'kcache.recipe/1', but 'kcache.recipe/2'"),
-        (b"{}", "not TOML"),
-    ],
-    ids=["half", "utf-16", "huge", "deep", "empty", "future", "json"],
-)
-def test_what_is_no_manifest_at_all_gives_one_message(data: bytes, told: str) -> None:
-    with pytest.raises(RecipeError) as caught:
-        parse_recipe(data, "x.toml")
-    assert caught.value.exit_code == 2
-    assert "x.toml" in str(caught.value)
-    assert told in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing.toml"):
-        with pytest.raises(RecipeError, match="cannot be read"):
-            read_recipe(str(path))
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
-def test_nothing_in_a_document_raises_anything_else(value: Any) -> None:
-    for name in ("kinds", "model", "parallel", "tokens", "targets"):
-        with pytest.raises(RecipeError):
-            recipe_from_document({**good(), name: value}, "test")
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.stem))
@@ -225,9 +76,15 @@ def test_the_example_in_the_documentation_is_the_shipped_one() -> None:
 
 def test_every_field_is_documented() -> None:
     readme = (MANIFESTS[0].parent / "README.md").read_text()
-    for path in [*REQUIRED, "tokens.calls", "tokens.scales", "targets.gpus", "targets.arches"]:
-        if path not in ("model", "parallel", "tokens", "targets"):
-            assert f"`{path}`" in readme
+    rows = {
+        cells[1].strip(): cells[2].strip()
+        for line in readme.splitlines()
+        if (cells := line.split("|"))[0] == "" and len(cells) == 5
+    }
+    assert set(rows) - {"field", "---"} == {f"`{field.path}`" for field in FIELDS}
+    for field in FIELDS:
+        assert ("optional" in rows[f"`{field.path}`"]) == (field.default is not REQUIRED), field.path
+        assert ("list" in rows[f"`{field.path}`"]) == (field.least is not None), field.path
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -279,83 +136,25 @@ def test_every_mode_with_every_layout_becomes_a_case_of_the_dry_run() -> None:
     assert cases["nvfp4-tp1-ep1-function-ascending"]["tokens"] == [1, 2, 4, 8192]
 
 
-# Fields of the models' published config.json files, as far as a recipe reads them.
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3": {"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768,
-              "num_experts": 128, "num_experts_per_tok": 8, "hidden_act": "silu"},
-    "gpt-oss": {"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_local_experts": 128,
-                "num_experts_per_tok": 4, "hidden_act": "silu", "swiglu_limit": 7.0,
-                "quantization_config": {"quant_method": "mxfp4"}},
-    "deepseek": {"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-                 "n_routed_experts": 256, "num_experts_per_tok": 8, "hidden_act": "silu"},
-    "kimi": {"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2", "hidden_size": 7168, "num_experts_per_tok": 8,
-             "moe_intermediate_size": 2048, "n_routed_experts": 384}},
-    "minimax": {"model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_local_experts": 256,
-                "num_experts_per_tok": 8, "hidden_act": "silu"},
-    "v4": {"model_type": "deepseek_v4", "hidden_size": 4096, "moe_intermediate_size": 2048, "n_routed_experts": 256,
-           "num_experts_per_tok": 6, "hidden_act": "silu", "swiglu_limit": 10.0},
-}  # fmt: skip
-
-
-def config(name: str) -> dict[str, Any]:
-    return dict(CONFIGS[name])
-
-
-@pytest.mark.parametrize(
-    ("name", "manifest"),
-    [
-        ("qwen3", "qwen3-30b-a3b"),
-        ("gpt-oss", "gpt-oss-120b"),
-        ("deepseek", "deepseek-v3"),
-        ("kimi", "kimi-k2"),
-        ("minimax", "minimax-m2"),
-        ("v4", "deepseek-v4-flash"),
-    ],
-)
-def test_a_config_gives_the_numbers_of_the_shipped_manifest(name: str, manifest: str) -> None:
-    made = recipe_from_config(config(name), name="x/y", source="x/y, config.json").model
-    shipped = read_recipe(str(MANIFESTS[0].parent / f"{manifest}.toml")).model
-    for field in ("hidden_size", "moe_intermediate_size", "experts", "top_k", "activation", "swiglu"):
-        assert getattr(made, field) == getattr(shipped, field), field
-
-
-def test_gpt_oss_is_clamped_also_where_its_config_names_no_limit() -> None:
-    made = recipe_from_config({name: value for name, value in config("gpt-oss").items() if name != "swiglu_limit"})
-    assert made.model.swiglu is not None
-    assert made.model.swiglu.limit == 7.0
-
-
-def test_a_config_of_no_mixture_of_experts_is_told_whole() -> None:
-    with pytest.raises(RecipeError) as caught:
-        recipe_from_config({"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "hidden_act": "tanh"})
-    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
-        "moe_intermediate_size",
-        "num_experts",
-        "num_experts_per_tok",
-        "hidden_act",
-    ]
-
-
-@pytest.mark.parametrize("change", [{"num_experts": "many"}, {"hidden_size": -1}, {"num_experts_per_tok": 500}])
-def test_a_config_with_absurd_numbers_is_refused_as_a_manifest_is(change: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError):
-        recipe_from_config({**config("qwen3"), **change})
-
-
-@pytest.mark.parametrize("not_a_config", [None, [], "x", 3])
-def test_what_is_no_object_is_no_config(not_a_config: Any) -> None:
-    with pytest.raises(RecipeError):
-        recipe_from_config(not_a_config)
+def test_kernels_that_are_kept_in_no_file_are_told() -> None:
+    made = recipe(moe_intermediate_size=1024, quantization=["nvfp4", "mxfp4", "w4a16"])
+    told = {shape.name: in_memory_only(shape) for shape in shapes(made)}
+    assert "direct micro" in told["nvfp4-tp2-ep1"]
+    assert "all kernels" in told["w4a16-tp1-ep1"]
+    assert told["nvfp4-tp1-ep1"] == told["mxfp4-tp1-ep1"] == told["mxfp4-tp2-ep1"] == ""
 
 
 def _shipped() -> list[Callable[[], Recipe]]:
     return [lambda path=path: read_recipe(str(path)) for path in MANIFESTS]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("make", [*_shipped(), lambda: recipe_from_config(config("v4"), name='a "b" \\ \x7f \n')])
+@pytest.mark.parametrize("make", [*_shipped(), lambda: recipe(name='a "b" \\ é', activation="swigluoai_uninterleave")])
 def test_a_rendered_recipe_parses_to_itself(make: Callable[[], Recipe]) -> None:
     made = make()
-    assert parse_recipe(render_recipe(made, note="one\n\ntwo").encode(), "rendered") == made
+    text = render_recipe(made, note="one\n\ntwo", remarks={"model.name": "three\nfour"})
+    assert text.startswith("# one\n#\n# two\nformat")
+    assert "# three\n# four\nname = " in text
+    assert parse_recipe(text.encode(), "rendered") == made
 
 
 def test_importing_recipes_loads_no_toml_reader() -> None:
