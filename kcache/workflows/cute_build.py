@@ -115,7 +115,7 @@ class DryRunAnswer:
         return tuple(kernel for kernel in self.kernels if kernel.status in ("failed", "crashed", "timeout", "refused"))
 
 
-OPERATIONS = {"b12x": "b12x MoE"}
+OPERATIONS = {"b12x": "b12x MoE", "gdn": "gated delta rule"}
 """Operations that have a file of calls beside the child's script, and what people call them."""
 
 
@@ -129,6 +129,8 @@ class DryRun:
     cases:     see `kcache.recipe_shapes.dry_run_cases` (b12x).
     only:      names of the kernels to build; all where None. The way to split one build over hosts.
     operation: whose kernels; one of `OPERATIONS`.
+    arch_list: FLASHINFER_CUDA_ARCH_LIST of a host with several kinds of GPU, which names FlashInfer's directory; None for `gpu`
+               alone.
     """
 
     python: str
@@ -139,6 +141,7 @@ class DryRun:
     environ: Mapping[str, str]
     only: Sequence[str] | None = None
     operation: str = "b12x"
+    arch_list: str | None = None
 
     def request(self, mode: str, answer: str, jobs: int, seconds_per_kernel: float) -> dict[str, Any]:
         """The child's request (`REQUEST` in its script)."""
@@ -152,7 +155,7 @@ class DryRun:
             "gpu": self.gpu.describe(),
             "cuda": self.cuda,
             "cute_dsl_arch": archs.cute_dsl_arch(arch),
-            "arch_list": archs.arch_list_entry(arch),
+            "arch_list": self.arch_list or archs.arch_list_entry(arch),
             "jobs": jobs,
             "seconds_per_kernel": seconds_per_kernel,
             "only": None if self.only is None else list(self.only),

@@ -23,8 +23,8 @@ CHILDREN = Path(host.__file__).parent / "children"
 DRIVE = """
 import ctypes, inspect, json, sys
 sys.path.insert(0, sys.argv[1])
-from flashinfer_specs import describe_gpu
-describe_gpu(9, 0, "13.0")
+import described_gpu
+described_gpu.describe(described_gpu.of_capability(9, 0), "13.0")
 for path in sys.argv[2:]:
     ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 import flashinfer.jit.core as core, flashinfer.sampling as sampling, sampling_reach

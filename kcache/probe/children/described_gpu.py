@@ -1,19 +1,20 @@
 """Makes torch and CuTe-DSL believe in a GPU that is only described, so that a library's own dispatch runs without one.
 
-For child processes that compile and launch nothing. Tensors "on cuda" are meta tensors that say they lie on `cuda:0`: shapes,
-types and strides are real, bytes are not, and any build of torch (CPU or CUDA) does. Everything here patches the process as a
-whole and is never undone: it is no library for a process that also does real work. Stdlib and torch only; imports nothing of
-kcache. Install it before FlashInfer is imported: 0.6.18 asks for device properties while it is imported
-(`gdn_kernels/gdn_decode_bf16_state.py`).
+For child processes that launch nothing. `describe` tells torch of the GPU; `install` makes tensors "on cuda" of meta tensors too,
+which say they lie on `cuda:0`: shapes, types and strides are real, bytes are not, and any build of torch (CPU or CUDA) does.
+Everything here patches the process as a whole and is never undone: it is no library for a process that also does real work.
+Stdlib and torch only; imports nothing of kcache. To be called before FlashInfer is imported: 0.6.18 and 0.7.0 ask for device
+properties while they are imported (`gdn_kernels/gdn_decode_bf16_state.py`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,8 +27,41 @@ _ADDRESS_STEP = 1 << 36
 """Bytes between two made-up storages: more than any workspace, so that no two overlap."""
 
 
+_SHARED = {12: (101376, 102400)}
+"""Shared memory (bytes) of one block and of one SM by major capability; others as on Hopper (CUDA C++ Guide, table of compute
+capabilities)."""
+
+
+def of_capability(major: int, minor: int) -> dict[str, Any]:
+    """A description of some GPU of this capability, for a process that asks for no more than that."""
+    block, whole = _SHARED.get(major, (232448, 233472))
+    return {
+        "name": f"described sm{major}{minor}",
+        "major": major,
+        "minor": minor,
+        "sm_count": 132,
+        "memory_bytes": 80 << 30,
+        "l2_bytes": 50 << 20,
+        "shared_block_bytes": block,
+        "shared_sm_bytes": whole,
+    }
+
+
 class _Stream:
-    cuda_stream = 0
+    cuda_stream = stream_id = device_index = 0
+
+
+class _Generator:
+    """A random number generator of a described GPU: a state of seed and offset, as `get_seed_and_offset` unpacks it."""
+
+    def get_state(self) -> _Generator:
+        return self
+
+    def view(self, dtype: Any) -> tuple[int, int]:
+        return (0, 0)
+
+    def set_state(self, state: Any) -> None:
+        pass
 
 
 def _properties(gpu: dict[str, Any]) -> types.SimpleNamespace:
@@ -59,8 +93,62 @@ def _addresses() -> Callable[[torch.Tensor], int]:
     return data_ptr
 
 
-def install(gpu: dict[str, Any], cuda_release: str) -> None:
-    """Describe one GPU to torch, for the rest of this process.
+class _DLTensor(ctypes.Structure):
+    """`DLManagedTensor` of DLPack 0.8 (dlpack.h), the form that an unversioned capsule holds; its last two members stay null."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+_INT, _UNSIGNED, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+_DLPACK_CODES = {
+    torch.bfloat16: _BFLOAT,
+    torch.bool: _BOOL,
+    torch.uint8: _UNSIGNED,
+    **dict.fromkeys((torch.float64, torch.float32, torch.float16), _FLOAT),
+    **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8), _INT),
+}
+_CUDA = 2
+_given_out: list[Any] = []
+"""What capsules point to; whoever takes one does not say when it is done with it."""
+
+
+def _dlpack(tensor: Any, **options: Any) -> Any:
+    """Stands in for `Tensor.__dlpack__`: a capsule that says it lies on the GPU. CuTe-DSL takes layout and type from it."""
+    if tensor.dtype not in _DLPACK_CODES:
+        raise BufferError(f"no capsule is made for {tensor.dtype}")
+    numbers = ctypes.c_int64 * max(1, tensor.dim())
+    shape, strides = numbers(*tensor.shape), numbers(*tensor.stride())
+    managed = _DLTensor(
+        data=tensor.data_ptr(),
+        device_type=_CUDA,
+        ndim=tensor.dim(),
+        code=_DLPACK_CODES[tensor.dtype],
+        bits=8 * tensor.element_size(),
+        lanes=1,
+        shape=shape,
+        strides=strides,
+    )
+    _given_out.append((managed, shape, strides))
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    return make(ctypes.addressof(managed), b"dltensor", None)
+
+
+def describe(gpu: dict[str, Any], cuda_release: str) -> None:
+    """Tell torch of one GPU, for the rest of this process; tensors stay what they are.
 
     Args:
         gpu: see `FIELDS`; byte counts in bytes.
@@ -70,10 +158,9 @@ def install(gpu: dict[str, Any], cuda_release: str) -> None:
         KeyError: a field is missing.
     """
     properties = _properties(gpu)
-    here = torch.device("cuda", 0)
     cuda: Any = torch.cuda
-    cuda.is_available = lambda: True
-    cuda.is_initialized = lambda: True
+    cuda.is_available = cuda.is_initialized = lambda: True
+    cuda.init = cuda._lazy_init = lambda: None
     cuda.device_count = lambda: 1
     cuda.current_device = lambda: 0
     cuda.get_device_capability = lambda device=None: (gpu["major"], gpu["minor"])
@@ -82,18 +169,33 @@ def install(gpu: dict[str, Any], cuda_release: str) -> None:
     cuda.is_current_stream_capturing = lambda: False
     cuda.current_stream = lambda device=None: _Stream()
     cuda.synchronize = lambda device=None: None
-    cuda._lazy_init = lambda: None
+    cuda.default_generators = (_Generator(),)
+    cuda.device = lambda device: nullcontext()
+    cuda.MemPool = types.SimpleNamespace
+    cuda.use_mem_pool = lambda pool, device=None: nullcontext()
+    core: Any = torch._C
+    core._cuda_getCurrentRawStream = lambda device: 0
+    version: Any = torch.version
+    version.cuda = cuda_release
+
+
+def install(gpu: dict[str, Any], cuda_release: str) -> None:
+    """Describe one GPU to torch, and make tensors "on cuda" of meta tensors. Arguments and errors as of `describe`."""
+    describe(gpu, cuda_release)
     # Zeros are looked for in weights while these are prepared (W4A16, FlashInfer 0.6.18 to 0.7.2); there are no bytes to look at.
     config: Any = importlib.import_module("torch.fx.experimental._config")
     config.meta_nonzero_assume_all_nonzero = True
-    version: Any = torch.version
-    version.cuda = cuda_release
+    here = torch.device("cuda", 0)
     tensor: Any = torch.Tensor
     tensor.is_cuda = property(lambda self: True)
     really = torch._C.TensorBase.device.__get__
     tensor.device = property(lambda self: really(self) if OnMeta.inside else here)
     tensor.data_ptr = _addresses()
     tensor.item = lambda self: 1  # values are made up: weights are prepared from them, kernels are not chosen by them
+    tensor.__dlpack__ = _dlpack
+    tensor.__dlpack_device__ = lambda self: (_CUDA, 0)
+    if hasattr(tensor, "__dlpack_c_exchange_api__"):  # the way past Python, which tvm-ffi takes first
+        del tensor.__dlpack_c_exchange_api__
 
 
 def install_cute_dsl(gpu: dict[str, Any]) -> None:

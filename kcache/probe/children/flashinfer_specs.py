@@ -9,8 +9,8 @@ answer as JSON in the file that the request names, logs on stderr.
               "modules": {"cascade": {...} or {"error": text}}, "list": {...}}
 
 The environment (FLASHINFER_WORKSPACE_BASE, FLASHINFER_CUDA_ARCH_LIST, CUDA_HOME, PATH) is the caller's to set. torch is told
-of a GPU that is only described, before FlashInfer is imported: 0.6.18.post1 asks for device properties while it is imported,
-and generators may ask later. Nothing is compiled and nothing is launched here.
+of a GPU that is only described (`described_gpu.py`), before FlashInfer is imported: 0.6.18.post1 asks for device properties while
+it is imported, and generators may ask later. Nothing is compiled and nothing is launched here.
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ from pathlib import Path
 from typing import Any
 
 NO_NETWORK = "cannot be built on a host with no network: its setup fetches from a server"
-
-SHARED_MEMORY = {12: (102400, 101376)}
-"""Shared memory per multiprocessor and per block (bytes) by major capability; others as on Hopper (CUDA C++ Guide, table of
-compute capabilities)."""
 
 RECIPE = ("jit/core.py", "jit/cpp_ext.py", "jit/env.py", "compilation_context.py")
 """What every module's recipe is made of, inside the flashinfer package."""
@@ -88,56 +84,6 @@ def reason(error: Exception) -> str:
     """One line for people: class and first line of the message."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__
-
-
-def describe_gpu(major: int, minor: int, cuda_release: str) -> None:
-    """Tells torch of one GPU of this capability; must come before FlashInfer's import."""
-    import torch
-
-    per_sm, per_block = SHARED_MEMORY.get(major, (233472, 232448))
-    properties = types.SimpleNamespace(
-        name=f"described sm{major}{minor}",
-        major=major,
-        minor=minor,
-        multi_processor_count=132,
-        total_memory=80 << 30,
-        L2_cache_size=50 << 20,
-        warp_size=32,
-        max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        shared_memory_per_multiprocessor=per_sm,
-        shared_memory_per_block_optin=per_block,
-    )
-    cuda: Any = torch.cuda
-    cuda.is_available = cuda.is_initialized = lambda: True
-    cuda.init = cuda._lazy_init = lambda: None
-    cuda.device_count = lambda: 1
-    cuda.current_device = lambda: 0
-    cuda.get_device_capability = lambda device=None: (major, minor)
-    cuda.get_device_properties = lambda device=None: properties
-    cuda.get_device_name = lambda device=None: properties.name
-    cuda.is_current_stream_capturing = lambda: False
-    cuda.current_stream = lambda device=None: types.SimpleNamespace(cuda_stream=0, stream_id=0, device_index=0)
-    cuda.default_generators = (Generator(),)
-    cuda.device = lambda device: contextlib.nullcontext()
-    cuda.MemPool = types.SimpleNamespace
-    cuda.use_mem_pool = lambda pool, device=None: contextlib.nullcontext()
-    torch._C._cuda_getCurrentRawStream = lambda device: 0
-    torch.version.cuda = cuda_release
-
-
-class Generator:
-    """A random number generator of a described GPU: a state of seed and offset, as `get_seed_and_offset` unpacks it."""
-
-    def get_state(self) -> Generator:
-        return self
-
-    def view(self, dtype: Any) -> tuple[int, int]:
-        return (0, 0)
-
-    def set_state(self, state: Any) -> None:
-        pass
 
 
 def facts(package: Path) -> dict[str, str | None]:
@@ -334,7 +280,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     arch = request["arch"].rstrip("af")
     network = Network(request.get("offline", False))
-    describe_gpu(int(arch[:-1]), int(arch[-1]), request["cuda_release"])
+    described_gpu = importlib.import_module("described_gpu")  # beside this file, which Python puts on its path
+    described_gpu.describe(described_gpu.of_capability(int(arch[:-1]), int(arch[-1])), request["cuda_release"])
     import flashinfer
 
     package = Path(flashinfer.__file__).resolve().parent
@@ -342,7 +289,7 @@ def main() -> None:
     answer: dict[str, Any] = {"facts": facts(package), "kinds": {}, "modules": {}}
     modules = list(request.get("modules", ()))
     for kind in request.get("kinds", ()):
-        reach = importlib.import_module(f"{kind}_reach").reach  # beside this file, which Python puts on its path
+        reach = importlib.import_module(f"{kind}_reach").reach
         answer["kinds"][kind] = reach(recorder)
         modules += answer["kinds"][kind]["modules"]
     if modules:

@@ -94,10 +94,9 @@ def main() -> None:
     if (gpu := request["describe"]) is not None:
         # FlashInfer 0.6.18 and 0.7.0 ask for device properties while they are imported.
         sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-        describe_gpu = importlib.import_module("flashinfer_specs").describe_gpu
+        described_gpu = importlib.import_module("described_gpu")
         del sys.path[0]
-
-        describe_gpu(gpu["major"], gpu["minor"], gpu["cuda_release"])
+        described_gpu.describe(described_gpu.of_capability(gpu["major"], gpu["minor"]), gpu["cuda_release"])
     import flashinfer
 
     answer: dict[str, Any] = {"flashinfer": flashinfer.__version__, "import_seconds": time.perf_counter() - started}
