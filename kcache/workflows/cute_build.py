@@ -7,30 +7,22 @@ its answer apart. It decides nothing about what to build (`kcache.recipe_shapes`
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import tempfile
-import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kcache import archs
 from kcache.errors import CollectError, ProbeError
 from kcache.gpu_products import GpuProduct
 from kcache.kinds.cute_dsl import relative_key_files
+from kcache.workflows import child
+from kcache.workflows.child import Progress
 
 SECONDS_PER_KERNEL = 600.0
 """The slowest kernel seen took 12 s on a busy core; ten minutes is no compilation any more."""
 
 SECONDS_BEFORE_KERNELS = 900.0
 """For importing FlashInfer and walking every case; a minute was the longest seen."""
-
-_PROGRESS = "kcache-progress "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +155,6 @@ class DryRun:
         }
 
 
-Progress = Callable[[Mapping[str, Any]], None]
-"""Called with `done`, `total`, `kernel`, `status` after each kernel, from another thread."""
-
-
 def name_kernels(run: DryRun) -> DryRunAnswer:
     """Which kernels would be asked for; compiles nothing. Raises as `compile_kernels`."""
     return _run(run, "names", limit=SECONDS_BEFORE_KERNELS)
@@ -208,108 +196,18 @@ def _run(
     limit: float | None,
     progress: Progress | None = None,
 ) -> DryRunAnswer:
-    script = Path(__file__).parents[1] / "probe" / "children" / "cute_dry_run.py"
-    with tempfile.TemporaryDirectory(prefix="kcache-dry-run-") as folder:
-        answer = Path(folder) / "answer.json"
-        request = run.request(mode, str(answer), jobs, seconds_per_kernel)
-        child = subprocess.Popen(
-            [run.python, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env=dict(run.environ),
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        log: deque[str] = deque(maxlen=40)
-        watch = _Watch(child, limit, seconds_per_kernel, jobs)
-        with watch:
-            reader = threading.Thread(target=_read, args=(child, log, progress, watch), daemon=True)
-            reader.start()
-            _send(child, json.dumps(request))
-            child.wait()
-            reader.join()
-        document = _answer_document(answer)
-    code = child.returncode
-    ended = watch.late or (f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}")
-    return _answer(document, run.operation, mode, f"{ended}; its last words: {' / '.join(list(log)[-3:]) or 'none'}")
-
-
-def _send(child: subprocess.Popen[str], text: str) -> None:
-    assert child.stdin is not None
-    try:
-        child.stdin.write(text)
-        child.stdin.close()
-    except BrokenPipeError:
-        pass  # it ended before it read all; that it has no answer is told below
-
-
-class _Watch:
-    """Kills the child's whole process group when its time is over.
-
-    Without a limit of its own a run may take: the time before the kernels, then, once the child has said how many there are,
-    what every kernel may take in the worst case.
-    """
-
-    def __init__(self, child: subprocess.Popen[str], limit: float | None, seconds_per_kernel: float, jobs: int) -> None:
-        self._child, self._limit, self._per_kernel, self._jobs = child, limit, seconds_per_kernel, max(1, jobs)
-        self._timer: threading.Timer | None = None
-        self.late = ""
-
-    def __enter__(self) -> _Watch:
-        self._start(SECONDS_BEFORE_KERNELS + self._per_kernel if self._limit is None else self._limit)
-        return self
-
-    def progressed(self, event: Mapping[str, Any]) -> None:
-        if self._limit is None:
-            rounds = -(-(int(event["total"]) - int(event["done"])) // self._jobs) + 1
-            self._start(60.0 + rounds * self._per_kernel)
-
-    def _start(self, seconds: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = threading.Timer(seconds, self._end, args=(seconds,))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _end(self, seconds: float) -> None:
-        self.late = f"it took longer than {seconds:g} s"
-        _kill_group(self._child.pid)
-
-    def __exit__(self, *exc: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._child.poll() is None or self.late:
-            _kill_group(self._child.pid)
-        self._child.wait()
-
-
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def _read(child: subprocess.Popen[str], log: deque[str], progress: Progress | None, watch: _Watch) -> None:
-    """Takes progress lines out of the child's stderr; the rest is kept for the case that it fails."""
-    assert child.stderr is not None
-    for line in child.stderr:
-        if not line.startswith(_PROGRESS):
-            log.append(line.rstrip())
-            continue
-        event = json.loads(line[len(_PROGRESS) :])
-        watch.progressed(event)
-        if progress is not None:
-            progress(event)
-
-
-def _answer_document(path: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return None
+    document, ended = child.run(
+        run.python,
+        "cute_dry_run.py",
+        lambda answer: run.request(mode, answer, jobs, seconds_per_kernel),
+        environ=run.environ,
+        jobs=jobs,
+        seconds_before=SECONDS_BEFORE_KERNELS,
+        seconds_per_job=seconds_per_kernel,
+        limit=limit,
+        progress=progress,
+    )
+    return _answer(document, run.operation, mode, ended)
 
 
 def _answer(document: dict[str, Any] | None, operation: str, mode: str, ended: str) -> DryRunAnswer:
