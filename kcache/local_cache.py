@@ -11,6 +11,9 @@
 
 Invariants: without a receipt nothing is installed; a receipt is believed only as far as the files still are what it says, by
 identity (size, times, inode) or else by digest. Nothing below a root that others can write is believed at all.
+
+What a power failure may tear, as it is not flushed: manifests, receipts, views and small documents. Each is checked whenever it
+is read, and made again. Artifacts are on disk before they get their names, and so before a receipt speaks of them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 
 from kcache import digest, fsops
 from kcache.errors import InstallError, KcacheError, TrustError
-from kcache.fsops import Identity, Staged
+from kcache.fsops import Flusher, Identity, Staged
 from kcache.kinds.provider import View
 from kcache.manifest import Artifact, Manifest, parse_manifest
 from kcache.values import dataclass
@@ -57,6 +60,7 @@ class LocalCache:
         self.base = root / "v1"
         self.lock_path = self.base / "lock"
         self.site = self.base / "site"
+        self._parsed: dict[str, Manifest] = {}
 
     def entry_directory(self, fingerprint: str) -> Path:
         return self.base / "entries" / fingerprint.removeprefix("sha256:")
@@ -125,7 +129,9 @@ class LocalCache:
         data = path.read_bytes()
         if digest.of_bytes(data) != sha256:
             raise TrustError("it is not the manifest that the receipt names")
-        return parse_manifest(data), sha256
+        if sha256 not in self._parsed:
+            self._parsed[sha256] = parse_manifest(data)
+        return self._parsed[sha256], sha256
 
     def _document(self, path: Path) -> dict[str, Any] | None:
         """A JSON object of ours, or None where there is none that can be used. Never an error: it can be made again."""
@@ -138,25 +144,35 @@ class LocalCache:
             return None
         return document if isinstance(document, dict) else None
 
-    def stage_artifact(self, fingerprint: str, path: str, chunks: Iterable[bytes], *, size: int, sha256: str) -> Staged:
+    def stage_artifact(
+        self, fingerprint: str, path: str, chunks: Iterable[bytes], *, size: int, sha256: str, flusher: Flusher
+    ) -> Staged:
         """Writes one file of an entry under a temporary name beside its own; `commit` gives it that name. What lay there before
-        goes on existing for those who opened it."""
+        goes on existing for those who opened it.
+
+        Args:
+            chunks: end in an error if their digest is not `sha256`.
+            flusher: its `finish` comes before `commit`, so that a receipt never speaks of bytes that are not on disk.
+        """
         target = self.entry_directory(fingerprint) / path
         fsops.ensure_directory(target.parent, root=self.root)
-        return fsops.stage(target.parent, target.name, chunks, expected_size=size, expected_sha256=sha256)
+        return fsops.stage(
+            target.parent, target.name, chunks, expected_size=size, expected_sha256=None, verified=sha256, flusher=flusher
+        )
 
     def write_receipt(self, manifest: Manifest, manifest_sha256: str, encoded: bytes | None = None) -> None:
         """Makes an entry visible: its manifest if `encoded` is given, then the receipt, last."""
         directory = self.entry_directory(manifest.fingerprint)
         if encoded is not None:
-            fsops.write_bytes(directory / "manifest.json", encoded)
+            fsops.write_bytes(directory / "manifest.json", encoded, durable=False)
+            self._parsed[manifest_sha256] = manifest
         identities = {artifact.path: Identity.of(directory / artifact.path) for artifact in manifest.artifacts}
         document = {
             "format": RECEIPT_FORMAT,
             "manifest_sha256": manifest_sha256,
             "files": {path: identity.to_json() for path, identity in identities.items() if identity is not None},
         }
-        fsops.write_bytes(directory / "receipt.json", digest.canonical_json(document))
+        fsops.write_bytes(directory / "receipt.json", digest.canonical_json(document), durable=False)
 
     def sweep(self, manifest: Manifest) -> None:
         """Removes unfinished files that killed writers left in an entry. Only for the holder of the lock: nobody else is writing
@@ -190,9 +206,9 @@ class LocalCache:
         for path in [*sorted(view.links), *sorted(view.files, reverse=True)]:
             fsops.ensure_directory((directory / path).parent, root=self.root)
             if path in view.files:
-                fsops.write_bytes(directory / path, view.files[path])
+                fsops.write_bytes(directory / path, view.files[path], durable=False)
             else:
-                fsops.write_link(directory / path, view.links[path])
+                fsops.write_link(directory / path, view.links[path], durable=False)
         return directory
 
     def _view_in_place(self, directory: Path, view: View) -> bool:
@@ -220,7 +236,7 @@ class LocalCache:
         if self.read(room, name) == document:
             return
         fsops.ensure_directory(self.base / room, root=self.root)
-        fsops.write_bytes(self.base / room / f"{name}.json", digest.canonical_json(document))
+        fsops.write_bytes(self.base / room / f"{name}.json", digest.canonical_json(document), durable=False)
 
 
 def _flaw(path: Path, artifact: Artifact, found: Identity | None, *, unchanged: bool) -> str:

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 from kcache import archive, digest, fsops
 from kcache.key import EntryKey
 from kcache.manifest import Artifact, ElfFacts, Manifest, module_artifact_path, sources_digest
+from kcache.probe.packages import assigned_text, scan, this_interpreter
 
 SOURCES = {"data/csrc/sampling.cu": digest.of_bytes(b"sampling"), "jit/core.py": digest.of_bytes(b"core")}
 
@@ -88,3 +91,17 @@ def _elf(key: EntryKey) -> ElfFacts:
         versions={"GLIBC": "2.17"},
         gpu_archs=(f"sm_{key.ingredients['gpu.arch']}",),
     )
+
+
+def make_fitting_entry(directory: Path, modules: Mapping[str, bytes] | None = None, *, kind: str = "modules") -> Manifest:
+    """An entry that a restore with `--arch 9.0a` takes on this host: of the installed FlashInfer and one of its real sources."""
+    installed = scan(this_interpreter().search_path)
+    package, tvm_ffi = installed.package("flashinfer"), installed.package("tvm_ffi")
+    if package is None or tvm_ffi is None:
+        pytest.skip("no FlashInfer in this Python")
+    ingredients = {
+        "flashinfer.version": assigned_text(f"{package}/_build_meta.py", "__version__") or "",
+        "tvm_ffi.version": assigned_text(f"{tvm_ffi}/_version.py", "__version__") or "",
+    }
+    sources = {"jit/core.py": digest.of_file(f"{package}/jit/core.py")[0]}
+    return make_entry(directory, modules, kind=kind, sources=sources, ingredients=ingredients)

@@ -13,7 +13,6 @@ only then was the archive as a whole found right (`kcache.fsops.stage`).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from kcache import digest, fsops
 from kcache.archive import frame, tar
+from kcache.archive.hashing import Background
 from kcache.documents import LIMITS, Limits, unsafe_path
 from kcache.errors import CollectError, IntegrityError
 from kcache.manifest import ArchiveFacts, Manifest
@@ -124,13 +124,20 @@ def unpack(
     _check_archive(archive, total, limits)
     if archive.unpacked_size != sum(size for size, _ in expected.values()):
         raise IntegrityError(f"the manifest says {archive.unpacked_size} unpacked bytes, which is not the sum of its files")
-    tape = _Tape(frame.decompress(chunks, archive, total))
+    background = Background()
+    try:
+        _unpack(_Tape(frame.decompress(chunks, archive, total, background)), expected, sink, background)
+    finally:
+        background.close()
+
+
+def _unpack(tape: _Tape, expected: Mapping[str, tuple[int, str]], sink: Sink, background: Background) -> None:
     missing = dict(expected)
     while missing:
         head = tape.exactly(tar.BLOCK)
         path = tar.claimed_path(head)
         size, sha256 = _admit(head, path, missing, expected)
-        content = _verified(path, size, sha256, tape)
+        content = _verified(path, size, sha256, tape, background)
         sink(path, size, content)
         for _ in content:
             pass
@@ -161,8 +168,8 @@ def _shown(path: str) -> str:
     return path if len(path) <= 80 else f"{path[:80]}..."
 
 
-def _verified(path: str, size: int, sha256: str, tape: _Tape) -> Iterator[bytes]:
-    hasher = hashlib.sha256()
+def _verified(path: str, size: int, sha256: str, tape: _Tape, background: Background) -> Iterator[bytes]:
+    hasher = background.sha256()
     for piece in tape.pieces(size):
         hasher.update(piece)
         yield piece
@@ -175,17 +182,21 @@ class _Tape:
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._rest = memoryview(b"")
+        self._rest: bytes | memoryview = b""
 
     def pieces(self, count: int) -> Iterator[bytes]:
         while count:
             if not self._rest:
-                self._rest = memoryview(next(self._pieces, b""))
+                self._rest = next(self._pieces, b"")
                 if not self._rest:
                     raise IntegrityError("the archive ends in the middle of a member")
-            piece, self._rest = self._rest[:count], self._rest[count:]
+            if len(self._rest) <= count:
+                piece, self._rest = self._rest, b""
+            else:
+                whole = memoryview(self._rest)
+                piece, self._rest = whole[:count], whole[count:]
             count -= len(piece)
-            yield bytes(piece)
+            yield bytes(piece)  # the same object where it is one already
 
     def exactly(self, count: int) -> bytes:
         return b"".join(self.pieces(count))

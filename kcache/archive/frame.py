@@ -7,9 +7,9 @@ that), and so that window, content size and checksum are checked before it sees 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 
+from kcache.archive.hashing import Background
 from kcache.errors import IntegrityError
 from kcache.manifest import ArchiveFacts
 
@@ -24,11 +24,11 @@ _RAW, _RLE, _COMPRESSED = 0, 1, 2
 class _Source:
     """Takes exact numbers of bytes from chunks, and counts and hashes the chunks as they come."""
 
-    def __init__(self, chunks: Iterable[bytes], limit: int) -> None:
+    def __init__(self, chunks: Iterable[bytes], limit: int, background: Background) -> None:
         self._chunks = iter(chunks)
         self._limit = limit
         self._buffer = bytearray()
-        self._hasher = hashlib.sha256()
+        self._hasher = background.sha256()
         self.received = 0
 
     def take(self, count: int) -> bytes:
@@ -61,7 +61,7 @@ class _Source:
             raise IntegrityError(f"the archive has digest {found}", why=f"its manifest says {sha256}")
 
 
-def decompress(chunks: Iterable[bytes], archive: ArchiveFacts, content_size: int) -> Iterator[bytes]:
+def decompress(chunks: Iterable[bytes], archive: ArchiveFacts, content_size: int, background: Background) -> Iterator[bytes]:
     """The content of the one frame that `chunks` holds, in pieces of at most 128 KiB.
 
     Only when the iterator has ended were size and digest of the compressed bytes found right.
@@ -70,13 +70,14 @@ def decompress(chunks: Iterable[bytes], archive: ArchiveFacts, content_size: int
         chunks: the archive's bytes.
         archive: what the manifest says of them.
         content_size: bytes that must come out.
+        background: hashes the archive's bytes.
 
     Raises:
         IntegrityError: anything else than exactly this frame.
     """
     import zstandard  # a start that has nothing to install does not pay for it
 
-    source = _Source(chunks, archive.size)
+    source = _Source(chunks, archive.size, background)
     decoder = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).decompressobj(write_size=_BLOCK_MAX)
     produced = 0
     try:

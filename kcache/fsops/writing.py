@@ -14,6 +14,7 @@ from pathlib import Path
 from kcache.errors import InstallError, IntegrityError, TrustError
 from kcache.fsops.checks import Identity, check_root, kind_of
 from kcache.fsops.failures import translated
+from kcache.fsops.flushing import Flusher
 from kcache.values import dataclass
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -48,8 +49,11 @@ class Staged:
     size: int
     sha256: str
 
-    def commit(self) -> Written:
+    def commit(self, *, durable: bool = True) -> Written:
         """Gives the file its name, in place of a regular file of that name.
+
+        Args:
+            durable: whether the name outlasts a power failure from now on. Without, it does some seconds later.
 
         Raises:
             TrustError: something that is no regular file has the name.
@@ -60,7 +64,8 @@ class Staged:
                 _refuse_irregular(parent, self.path)
                 os.replace(self.temporary, self.path.name, src_dir_fd=parent, dst_dir_fd=parent)
                 found = os.stat(self.path.name, dir_fd=parent, follow_symlinks=False)  # after the rename, which sets ctime
-                os.fsync(parent)
+                if durable:
+                    os.fsync(parent)
         except BaseException:
             self.discard()
             raise
@@ -80,6 +85,9 @@ def stage(
     mode: int = 0o644,
     expected_size: int | None,
     expected_sha256: str | None,
+    verified: str | None = None,
+    durable: bool = True,
+    flusher: Flusher | None = None,
 ) -> Staged:
     """Writes `chunks` beside `directory/name` under a temporary name.
 
@@ -91,6 +99,10 @@ def stage(
         mode: the exact permission bits.
         expected_size: bytes; reading stops at the first byte too many. None where the caller made the bytes itself.
         expected_sha256: a digest; None where the caller made the bytes itself.
+        verified: the digest of the bytes, where `chunks` itself ends in an error if they have another: they are not hashed again.
+        durable: whether the file is on disk when this returns. Without, a power failure may leave any part of it under its
+            name: only for what is checked whenever it is read, and can be made again.
+        flusher: brings the file to disk instead; the caller calls its `finish` before `commit`.
 
     Raises:
         IntegrityError: the bytes are not the expected ones.
@@ -105,19 +117,23 @@ def stage(
         _refuse_irregular(parent, path)
         descriptor = os.open(temporary, _OPEN_NEW, 0o600, dir_fd=parent)
     try:
-        size, sha256 = _copy(descriptor, path, chunks, expected_size)
+        size, sha256 = _copy(descriptor, path, chunks, expected_size, verified)
         if expected_size is not None and size != expected_size:
             raise IntegrityError(f"{name} ends after {size} bytes", why=f"{expected_size} were expected")
         if expected_sha256 is not None and sha256 != expected_sha256:
             raise IntegrityError(f"{name} has digest {sha256}", why=f"{expected_sha256} was expected")
         with translated(path, "write"):
             os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
+            if durable and flusher is None:
+                os.fsync(descriptor)
     except BaseException:
+        os.close(descriptor)
         with suppress(OSError):
             path.with_name(temporary).unlink()
         raise
-    finally:
+    if flusher is not None:
+        flusher.take(descriptor, path)
+    else:
         os.close(descriptor)
     return Staged(path=path, temporary=temporary, size=size, sha256=sha256)
 
@@ -139,19 +155,20 @@ def write_stream(
     return stage(directory, name, chunks, mode=mode, expected_size=expected_size, expected_sha256=expected_sha256).commit()
 
 
-def _copy(descriptor: int, path: Path, chunks: Iterable[bytes], limit: int | None) -> tuple[int, str]:
-    hasher = hashlib.sha256()
+def _copy(descriptor: int, path: Path, chunks: Iterable[bytes], limit: int | None, verified: str | None) -> tuple[int, str]:
+    hasher = hashlib.sha256() if verified is None else None
     size = 0
     for chunk in chunks:
         size += len(chunk)
         if limit is not None and size > limit:
             raise IntegrityError(f"{path.name} is larger than the {limit} bytes that were expected")
-        hasher.update(chunk)
+        if hasher is not None:
+            hasher.update(chunk)
         with translated(path, "write"):
             rest = memoryview(chunk)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
-    return size, "sha256:" + hasher.hexdigest()
+    return size, "sha256:" + hasher.hexdigest() if hasher is not None else verified or ""
 
 
 def _refuse_irregular(parent: int, path: Path) -> None:
@@ -163,14 +180,18 @@ def _refuse_irregular(parent: int, path: Path) -> None:
         raise TrustError(f"{path} is {kind_of(found.st_mode)}, not a regular file", remedy="Remove it and run again.")
 
 
-def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> Written:
-    """Writes `data` as the file `path`, whole or not at all. Raises as `write_stream`."""
+def write_bytes(path: str | os.PathLike[str], data: bytes, mode: int = 0o644, *, durable: bool = True) -> Written:
+    """Writes `data` as the file `path`, whole or not at all. `durable` is that of `stage`; raises as `write_stream`."""
     target = Path(path)
-    return write_stream(target.parent, target.name, (data,), mode=mode, expected_size=None, expected_sha256=None)
+    staged = stage(target.parent, target.name, (data,), mode=mode, expected_size=None, expected_sha256=None, durable=durable)
+    return staged.commit(durable=durable)
 
 
-def write_link(path: str | os.PathLike[str], target: str) -> None:
+def write_link(path: str | os.PathLike[str], target: str, *, durable: bool = True) -> None:
     """Makes the symbolic link `path` to `target`, in place of another link of that name; readers see the old or the new one.
+
+    Args:
+        durable: whether it outlasts a power failure from now on.
 
     Raises:
         TrustError: something that is no link has the name, or its directory is a link.
@@ -184,7 +205,8 @@ def write_link(path: str | os.PathLike[str], target: str) -> None:
         os.symlink(target, temporary, dir_fd=parent)
         try:
             os.replace(temporary, link.name, src_dir_fd=parent, dst_dir_fd=parent)
-            os.fsync(parent)
+            if durable:
+                os.fsync(parent)
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=parent)
@@ -201,23 +223,33 @@ def ensure_directory(path: str | os.PathLike[str], mode: int = 0o755, *, root: s
         TrustError: a level that must be trusted is not.
         NoSpaceError, InstallError: the file system refused.
     """
-    target = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow the links that must be seen
-    trusted = target if root is None else Path(os.path.abspath(root))  # noqa: PTH100
-    if trusted != target and trusted not in target.parents:
+    target = os.path.abspath(path)  # noqa: PTH100 - resolve() would follow the links that must be seen
+    trusted = target if root is None else os.path.abspath(root)  # noqa: PTH100
+    inside = target[len(trusted.rstrip("/")) :]
+    if trusted.rstrip("/") + inside != target or inside[:1] not in ("", "/"):
         raise InstallError(f"{target} is not below {trusted}")
-    for level in (*reversed(target.parents), target):
-        checked = level == trusted or trusted in level.parents
-        with translated(level, "make the directory"):
-            present = os.path.lexists(level) if checked else level.exists()
+    if not os.path.lexists(trusted):
+        for level in reversed(Path(trusted).parents):
+            with translated(level, "make the directory"):
+                present = level.exists()
+            if not present:
+                make_directory(level, mode, durable=False)
+    level_of = trusted
+    for segment in ("", *inside.split("/")[1:]):
+        level_of = f"{level_of.rstrip('/')}/{segment}" if segment else level_of
+        with translated(Path(level_of), "make the directory"):
+            present = os.path.lexists(level_of)
         if not present:
-            make_directory(level, mode)
-        if checked:
-            check_root(level)
-    return target
+            make_directory(level_of, mode, durable=False)
+        check_root(level_of)
+    return Path(target)
 
 
-def make_directory(path: str | os.PathLike[str], mode: int = 0o755) -> None:
+def make_directory(path: str | os.PathLike[str], mode: int = 0o755, *, durable: bool = True) -> None:
     """Makes one level, with exactly `mode`, unless something has that name already; what that is, is not checked.
+
+    Args:
+        durable: whether it outlasts a power failure from now on.
 
     Raises:
         NoSpaceError, InstallError: the file system refused.
@@ -230,7 +262,8 @@ def make_directory(path: str | os.PathLike[str], mode: int = 0o755) -> None:
             return
         with _directory(target) as descriptor:
             os.fchmod(descriptor, mode)
-        sync_directory(target.parent)
+        if durable:
+            sync_directory(target.parent)
 
 
 def set_aside(path: str | os.PathLike[str]) -> Path:

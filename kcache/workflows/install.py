@@ -37,20 +37,23 @@ def install_entry(cache: LocalCache, store: Store, entry: IndexEntry, manifest: 
     expected = {artifact.path: (artifact.size, artifact.sha256) for artifact in manifest.artifacts}
 
     staged: list[Staged] = []
+    flusher = fsops.Flusher()
 
     def sink(path: str, size: int, chunks: Iterator[bytes]) -> None:
-        staged.append(cache.stage_artifact(manifest.fingerprint, path, chunks, size=size, sha256=expected[path][1]))
+        sha256 = expected[path][1]
+        staged.append(cache.stage_artifact(manifest.fingerprint, path, chunks, size=size, sha256=sha256, flusher=flusher))
 
     chunks = deadline.watch(store.read(entry.archive.path), f"downloading {entry.archive.path}")
     try:
         archive.unpack(chunks, manifest.archive, expected, sink)
+        flusher.finish()
     except BaseException:
         for file in staged:
             file.discard()
         cache.remove_if_empty(manifest)
         raise
     for file in staged:
-        file.commit()
+        file.commit(durable=False)
     cache.write_receipt(manifest, entry.manifest.sha256, encoded)
     found = cache.find(manifest.fingerprint)
     if not isinstance(found, InstalledEntry):

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from kcache import archive, digest, fsops
 from kcache.archive import frame, tar
+from kcache.archive.hashing import Background
 from kcache.documents import LIMITS
 from kcache.errors import IntegrityError
 from kcache.manifest import ArchiveFacts
@@ -304,7 +305,7 @@ def test_a_bomb_is_left_before_it_unfolds(watched: Watched) -> None:
     data = crafted(total, [(1, 131072, b"\0")] * 30_000)
     pieces = 0
     with pytest.raises(IntegrityError):
-        for piece in frame.decompress([data], facts(data, expect(GOOD)), total):
+        for piece in frame.decompress([data], facts(data, expect(GOOD)), total, Background()):
             assert len(piece) <= 131072
             pieces += 1
     assert pieces <= 1
