@@ -10,9 +10,11 @@ Pure data and lookup; nothing here looks at a GPU.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from kcache.errors import UsageError
+from kcache.errors import ManifestError, UsageError
 
 _MIB, _GIB = 1 << 20, 1 << 30
 
@@ -97,6 +99,22 @@ class GpuProduct:
             "shared_sm_bytes": self.shared_sm_bytes,
             "max_active_clusters": {str(size): count for size, count in self.clusters.items()},
         }
+
+
+def from_description(document: Mapping[str, Any]) -> GpuProduct:
+    """A GPU from what `GpuProduct.describe` wrote; a number that is missing or none raises `ManifestError`."""
+    try:
+        return GpuProduct(
+            slug="described",
+            name=str(document["name"]),
+            capability=(int(document["major"]), int(document["minor"])),
+            sm_count=int(document["sm_count"]),
+            memory_bytes=int(document["memory_bytes"]),
+            l2_bytes=int(document["l2_bytes"]),
+            source="an entry's manifest",
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ManifestError("an entry's description of its GPU cannot be used", problems=(str(error),)) from error
 
 
 def _product(  # noqa: PLR0917 -- a table reads as a table

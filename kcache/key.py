@@ -18,24 +18,48 @@ from kcache.values import dataclass, field
 KEY_SCHEMA = 1
 
 # How a key ingredient is compared is stated in kcache/docs/decisions/0003-match-rules.md.
-INGREDIENTS = (
-    "platform.machine",
-    "flashinfer.version",
-    "flashinfer.sources",
-    "cuda.release",
-    "gpu.arch",
-    "tvm_ffi.version",
-    "build.flags",
-)
-"""The ingredients of a key of an nvcc module, all strings, all required:
+KIND_MODULES = "modules"
+"""The kind of entries for nvcc modules that were asked for by name: one entry each."""
+
+NVCC = "nvcc"
+CUTE_DSL = "cute-dsl"
+
+INGREDIENTS: Mapping[str, tuple[str, ...]] = {
+    NVCC: (
+        "platform.machine",
+        "flashinfer.version",
+        "flashinfer.sources",
+        "cuda.release",
+        "gpu.arch",
+        "tvm_ffi.version",
+        "build.flags",
+    ),
+    CUTE_DSL: (
+        "platform.machine",
+        "flashinfer.version",
+        "flashinfer.sources",
+        "cuda.release",
+        "gpu.cute_arch",
+        "gpu.sm_count",
+        "tvm_ffi.version",
+        "cutlass_dsl.wheels",
+        "kernels",
+    ),
+}
+"""The ingredients of a key by layout: of nvcc modules, and of CuTe-DSL kernels. All strings, all required:
 
 platform.machine    `uname -m`, such as `x86_64`
 flashinfer.version  the version of flashinfer-python, such as `0.7.4`
-flashinfer.sources  digest of {path inside the package: digest} over every FlashInfer file that the compiler read
-cuda.release        the release of the toolkit that compiled, such as `13.0`
+flashinfer.sources  digest of {path inside the package: digest} over every FlashInfer file that the compiler read, or, of CuTe-DSL
+                    kernels, that FlashInfer keys them by
+cuda.release        the release of the toolkit that compiled, or that CuTe-DSL kernels were named for, such as `13.0`
 gpu.arch            the architecture in FlashInfer's spelling without a dot, such as `90a` or `120f`
-tvm_ffi.version     apache-tvm-ffi whose headers were compiled in, such as `0.1.15.post2`
+gpu.cute_arch       the architecture in CuTe-DSL's spelling, such as `sm_120a`
+gpu.sm_count        streaming multiprocessors of the GPU: names and grid sizes of kernels depend on it
+tvm_ffi.version     apache-tvm-ffi whose headers were compiled in, or whose ABI kernels speak, such as `0.1.15.post2`
 build.flags         `default`, or the digest of compiler flags that a user added
+cutlass_dsl.wheels  digest of {distribution: [version, content]} of the compiler, every nvidia-cutlass-dsl*
+kernels             digest of the sorted names of the kernels in the entry
 """
 
 
@@ -186,19 +210,40 @@ class EntryKey:
 
     kind:     the cache kind as users name it, such as `sampling`; `modules` for modules asked for by name.
     modules:  the names of FlashInfer's modules in the entry, sorted.
+    layout:   what lies in the archive and how it is accepted: `nvcc` or `cute-dsl`.
+    model:    the model that the entry was built for, as its build manifest names it; empty for kinds that suit every model.
+    variant:  which of the model's entries this is, such as `nvfp4-tp1-ep1`; empty where there is one.
     """
 
     kind: str
     modules: tuple[str, ...]
     ingredients: Mapping[str, str]
+    layout: str = NVCC
+    model: str = ""
+    variant: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        """The canonical form. The layout of nvcc modules, a model and a variant that are not there, are left out."""
+        document: dict[str, Any] = {
             "schema": KEY_SCHEMA,
             "kind": self.kind,
             "modules": list(self.modules),
             "ingredients": dict(sorted(self.ingredients.items())),
         }
+        if self.layout != NVCC:
+            document["layout"] = self.layout
+        return document | {name: text for name, text in (("model", self.model), ("variant", self.variant)) if text}
+
+    @property
+    def arch(self) -> str:
+        """The architecture without dot and prefix: FlashInfer's `120f` of an nvcc module, CuTe-DSL's `120a` of a kernel."""
+        return self.ingredients["gpu.arch"] if self.layout == NVCC else self.ingredients["gpu.cute_arch"].removeprefix("sm_")
+
+    @property
+    def title(self) -> str:
+        """For messages: `sampling+topk`, or `b12x_moe of Qwen/Qwen3-30B-A3B nvfp4-tp1-ep1`."""
+        of = " ".join(text for text in (self.model, self.variant) if text)
+        return "+".join(self.modules) + (f" of {of}" if of else "")
 
     @property
     def fingerprint(self) -> str:
@@ -208,6 +253,9 @@ class EntryKey:
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 """A module or kind name: one path segment that cannot climb, hide or start an option."""
+
+MODEL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)?")
+"""The name of a model, such as `Qwen/Qwen3-30B-A3B`."""
 
 
 def parse_key(document: Any, path: str, problems: list[str]) -> EntryKey | None:
@@ -226,15 +274,29 @@ def parse_key(document: Any, path: str, problems: list[str]) -> EntryKey | None:
         problems.append(f"{path}.modules: not a list of module names")
     elif sorted(set(modules)) != modules:
         problems.append(f"{path}.modules: not sorted, or a name twice")
-    ingredients = document.get("ingredients")
-    if not isinstance(ingredients, dict):
-        problems.append(f"{path}.ingredients: not an object")
+    layout = document.get("layout", NVCC)
+    if layout not in INGREDIENTS or (layout == NVCC and "layout" in document):
+        problems.append(f"{path}.layout: {layout!r}, this kcache reads {', '.join(INGREDIENTS)}")
     else:
-        for name in INGREDIENTS:
-            if not isinstance(ingredients.get(name), str) or not ingredients[name]:
-                problems.append(f"{path}.ingredients.{name}: missing")
-        problems += [f"{path}.ingredients.{name}: unknown" for name in ingredients if name not in INGREDIENTS]
+        _check_ingredients(document.get("ingredients"), INGREDIENTS[layout], f"{path}.ingredients", problems)
+    for name, pattern in (("model", MODEL), ("variant", NAME)):
+        if name in document and not (isinstance(text := document[name], str) and pattern.fullmatch(text) and len(text) < 255):
+            problems.append(f"{path}.{name}: not a name")
     if len(problems) > before:
         return None
-    assert isinstance(kind, str) and isinstance(modules, list) and isinstance(ingredients, dict)
-    return EntryKey(kind=kind, modules=tuple(modules), ingredients=ingredients)
+    return EntryKey(
+        kind=document["kind"],
+        modules=tuple(document["modules"]),
+        ingredients=document["ingredients"],
+        layout=layout,
+        model=document.get("model", ""),
+        variant=document.get("variant", ""),
+    )
+
+
+def _check_ingredients(ingredients: Any, names: tuple[str, ...], path: str, problems: list[str]) -> None:
+    if not isinstance(ingredients, dict):
+        problems.append(f"{path}: not an object")
+        return
+    problems += [f"{path}.{n}: missing" for n in names if not isinstance(ingredients.get(n), str) or not ingredients[n]]
+    problems += [f"{path}.{name}: unknown" for name in ingredients if name not in names]

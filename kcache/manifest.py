@@ -13,7 +13,8 @@ from typing import Any
 from kcache import digest
 from kcache.documents import LIMITS, Reader, decode
 from kcache.errors import ManifestError
-from kcache.key import EntryKey, parse_key
+from kcache.kernel_facts import KernelFacts, kernels_digest, parse_kernel_facts, wheels_digest
+from kcache.key import CUTE_DSL, NVCC, EntryKey, parse_key
 from kcache.values import dataclass
 
 ENTRY_FORMAT = "kcache.entry/1"
@@ -75,9 +76,11 @@ class ArchiveFacts:
 class Manifest:
     """One entry.
 
-    sources:       path inside the flashinfer package -> digest, for every FlashInfer file that the compiler read.
+    sources:       path inside the flashinfer package -> digest, for every FlashInfer file that the compiler read, or that
+                   FlashInfer keys its kernels by.
     build_seconds: wall seconds of the build of each module, by module; what a hit saves.
     provenance:    how it was built: recorded, never matched.
+    kernels:       of an entry of CuTe-DSL kernels: what they depend on and what asks for them; None for nvcc modules.
     """
 
     key: EntryKey
@@ -86,13 +89,14 @@ class Manifest:
     sources: Mapping[str, str]
     build_seconds: Mapping[str, float]
     provenance: Mapping[str, Any]
+    kernels: KernelFacts | None = None
 
     @property
     def fingerprint(self) -> str:
         return self.key.fingerprint
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        document = {
             "format": ENTRY_FORMAT,
             "key": self.key.to_json(),
             "fingerprint": self.fingerprint,
@@ -102,6 +106,7 @@ class Manifest:
             "build_seconds": dict(sorted(self.build_seconds.items())),
             "provenance": dict(self.provenance),
         }
+        return document if self.kernels is None else document | {"kernels": self.kernels.to_json()}
 
     def encode(self) -> bytes:
         return digest.canonical_json(self.to_json())
@@ -143,11 +148,20 @@ def parse_manifest(data: bytes, what: str = "manifest") -> Manifest:
         for name, value in reader.object(document.get("build_seconds"), "build_seconds").items()
     }
     provenance = reader.object(document.get("provenance"), "provenance")
+    kernels = parse_kernel_facts(document["kernels"], "kernels", reader) if "kernels" in document else None
     if key is not None:
-        _check_consistency(key, artifacts, sources, document, reader)
+        _check_consistency(key, artifacts, sources, kernels, document, reader)
     reader.finish(what)
     assert key is not None
-    return Manifest(key=key, artifacts=artifacts, archive=parsed, sources=sources, build_seconds=seconds, provenance=provenance)
+    return Manifest(
+        key=key,
+        artifacts=artifacts,
+        archive=parsed,
+        sources=sources,
+        build_seconds=seconds,
+        provenance=provenance,
+        kernels=kernels,
+    )
 
 
 def _parse_artifacts(value: Any, reader: Reader) -> tuple[Artifact, ...]:
@@ -188,8 +202,13 @@ def sources_digest(sources: Mapping[str, str]) -> str:
     return digest.of_document(dict(sources))
 
 
-def _check_consistency(
-    key: EntryKey, artifacts: tuple[Artifact, ...], sources: Mapping[str, str], document: dict[str, Any], reader: Reader
+def _check_consistency(  # noqa: PLR0917 -- every part of a manifest
+    key: EntryKey,
+    artifacts: tuple[Artifact, ...],
+    sources: Mapping[str, str],
+    kernels: KernelFacts | None,
+    document: dict[str, Any],
+    reader: Reader,
 ) -> None:
     """A manifest must agree with itself: what it says of its key is what its parts add up to."""
     if document.get("fingerprint") != key.fingerprint:
@@ -199,9 +218,34 @@ def _check_consistency(
     paths = [artifact.path for artifact in artifacts]
     if len({path.lower() for path in paths}) != len(paths):
         reader.problems.append("artifacts: a path twice (letter case aside)")
+    if (key.layout == CUTE_DSL) != (kernels is not None):
+        reader.problems.append(f"kernels: there if the layout is {CUTE_DSL}, and only then")
+    elif kernels is None:
+        _check_modules(key, artifacts, paths, reader)
+    else:
+        _check_kernels(key, kernels, paths, sources, reader)
+
+
+def _check_modules(key: EntryKey, artifacts: tuple[Artifact, ...], paths: list[str], reader: Reader) -> None:
+    assert key.layout == NVCC
     for module in key.modules:
         if module_artifact_path(module) not in paths:
             reader.problems.append(f"artifacts: no library for module {module}")
     for number, artifact in enumerate(artifacts):
         if artifact.elf is None:
             reader.problems.append(f"artifacts[{number}].elf: missing")
+
+
+def _check_kernels(key: EntryKey, kernels: KernelFacts, paths: list[str], sources: Mapping[str, str], reader: Reader) -> None:
+    if key.modules != (kernels.module,):
+        reader.problems.append("kernels.module: not the module of the key")
+    if key.ingredients["kernels"] != kernels_digest(tuple(paths)):
+        reader.problems.append("artifacts: their names are not those in the key")
+    if key.ingredients["cutlass_dsl.wheels"] != wheels_digest(kernels.wheels):
+        reader.problems.append("kernels.wheels: their digest is not the one in the key")
+    if set(kernels.key_files) != set(sources):
+        reader.problems.append("kernels.key_files: not the files of `sources`")
+    for number, path in enumerate(paths):
+        directory, _, name = path.partition("/")
+        if directory != kernels.module or "/" in name or not name.endswith(".o"):
+            reader.problems.append(f"artifacts[{number}].path: not an object of module {kernels.module}")

@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from kcache.key import EntryKey, Environment, Fact
+from kcache.archs import cute_dsl_arch
+from kcache.kernel_facts import COMPILER, KernelFacts, Wheel
+from kcache.key import ABSENT, CUTE_DSL, EntryKey, Environment, Fact, known, undetermined
 from kcache.manifest import Manifest
 from kcache.values import dataclass
 
@@ -21,6 +23,8 @@ SAME_MAJOR = "same-major"
 NOT_OLDER = "not-older"
 AT_LEAST = "at-least"
 PRESENT = "present"
+SAME_RELEASE = "same-release"
+"""Of a package under another Python: the same version, and equal in every file that is not compiled for one Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +76,8 @@ def match_key(key: EntryKey, environment: Environment, *, strict: bool = False) 
         _equal("flashinfer.version", wanted["flashinfer.version"], environment.fact("flashinfer.version")),
         _equal("platform.machine", wanted["platform.machine"], environment.fact("platform.machine")),
     ]
-    archs, check = _runs_on(wanted["gpu.arch"], environment.archs, strict=strict)
-    checks.append(check)
+    archs, gpu = _kernels_run_on(wanted, environment) if key.layout == CUTE_DSL else _runs_on(wanted, environment, strict=strict)
+    checks += gpu
     runtime = environment.fact("cuda.runtime")
     if strict:
         checks.append(_equal("cuda.release", wanted["cuda.release"], runtime))
@@ -81,19 +85,24 @@ def match_key(key: EntryKey, environment: Environment, *, strict: bool = False) 
     else:
         checks.append(_same_major("cuda.release", wanted["cuda.release"], runtime))
         checks.append(_not_older("tvm_ffi.version", wanted["tvm_ffi.version"], environment.fact("tvm_ffi.version")))
-    flags = wanted["build.flags"]
+    flags = wanted.get("build.flags", "default")
     if flags != "default":
         found = "default: entries built with other compiler flags are never chosen"
         checks.append(Check(field="build.flags", rule=EQUAL, wanted=flags, found=found, passed=False))
     return Decision(checks=tuple(checks), archs=archs)
 
 
-def match_binary(manifest: Manifest, environment: Environment) -> Decision:
-    """Decides by what the manifest says of its binaries: sources, machine, symbol versions, libraries.
+def match_binary(manifest: Manifest, environment: Environment, *, strict: bool = False) -> Decision:
+    """Decides by what the manifest says of its binaries: sources, machine, symbol versions, libraries, the kernels' compiler.
 
     The environment must hold the facts that `requirements` names.
+
+    Args:
+        strict: everything equal, nothing merely compatible.
     """
     checks = [_source(path, wanted, environment.source(path)) for path, wanted in sorted(manifest.sources.items())]
+    if manifest.kernels is not None:
+        checks += _compiler(manifest.kernels, environment, strict=strict)
     for artifact in manifest.artifacts:
         if artifact.elf is None:
             continue
@@ -113,25 +122,30 @@ class Requirements:
 
     sonames: tuple[str, ...]
     sources: tuple[str, ...]
+    compiler: bool
+    """Whether the distributions of CuTe-DSL's compiler have to be known by content."""
 
 
 def requirements(manifests: Iterable[Manifest]) -> Requirements:
     """The union of what these manifests need to know of a host."""
     sonames: set[str] = set()
     sources: set[str] = set()
+    compiler = False
     for manifest in manifests:
         sources.update(manifest.sources)
+        compiler = compiler or manifest.kernels is not None
         for artifact in manifest.artifacts:
             if artifact.elf is not None:
                 sonames.update(artifact.elf.needed)
-    return Requirements(sonames=tuple(sorted(sonames)), sources=tuple(sorted(sources)))
+    return Requirements(sonames=tuple(sorted(sonames)), sources=tuple(sorted(sources)), compiler=compiler)
 
 
-def rank(key: EntryKey, environment: Environment, arch: str) -> tuple[int, int, int, str]:
+def rank(key: EntryKey, environment: Environment, arch: str, *, size: int = 0) -> tuple[int, int, int, int, str]:
     """Orders accepted entries for one architecture, best highest.
 
-    Exact architecture before family, then the toolkit release nearest to the host's CUDA runtime, then the newest tvm-ffi, and
-    last the fingerprint, so that every process of a fleet chooses the same.
+    Exact architecture before family, then the toolkit release nearest to the host's CUDA runtime, then the newest tvm-ffi, then
+    of a model's entries the one with more in it (`size`, bytes), and last the fingerprint, so that every process of a fleet
+    chooses the same.
     """
     release = _numbers(key.ingredients["cuda.release"])
     runtime = _numbers(environment.fact("cuda.runtime").value or "")
@@ -139,7 +153,8 @@ def rank(key: EntryKey, environment: Environment, arch: str) -> tuple[int, int, 
     host_minor = runtime[1] if len(runtime) > 1 else 0
     tvm = _version(key.ingredients["tvm_ffi.version"])
     patch = tvm[2] * 1000 + tvm[3] if tvm else 0
-    return (arch_score(key.ingredients["gpu.arch"], arch) or 0, -abs(minor - host_minor), patch, key.fingerprint)
+    score = arch_score(key.arch, arch) or 0
+    return (score, -abs(minor - host_minor), patch, size if key.model else 0, key.fingerprint)
 
 
 _ARCH = re.compile(r"([0-9]{1,2})([0-9])([af]?)")
@@ -186,11 +201,67 @@ def _not_older(field: str, wanted: str, found: Fact) -> Check:
     return _check(field, NOT_OLDER, wanted, found, passed)
 
 
-def _runs_on(built: str, archs: tuple[str, ...], *, strict: bool) -> tuple[tuple[str, ...], Check]:
+_NO_GPU = "no GPU is visible and no architecture was described (--arch, --gpu, FLASHINFER_CUDA_ARCH_LIST)"
+
+
+def _runs_on(wanted: Mapping[str, str], environment: Environment, *, strict: bool) -> tuple[tuple[str, ...], list[Check]]:
+    built, archs = wanted["gpu.arch"], environment.archs
     served = tuple(arch for arch in archs if (built == arch if strict else arch_score(built, arch) is not None))
-    found = " ".join(archs) or "no GPU is visible and no architecture was described (--arch, FLASHINFER_CUDA_ARCH_LIST)"
     rule = EQUAL if strict else RUNS_ON
-    return served, Check(field="gpu.arch", rule=rule, wanted=built, found=found, passed=bool(served))
+    return served, [Check(field="gpu.arch", rule=rule, wanted=built, found=" ".join(archs) or _NO_GPU, passed=bool(served))]
+
+
+def _kernels_run_on(wanted: Mapping[str, str], environment: Environment) -> tuple[tuple[str, ...], list[Check]]:
+    """CuTe-DSL compiles for the GPU itself, whatever family nvcc modules are for (`120f` is sm_120a), and for its SM count."""
+    built, count, archs = wanted["gpu.cute_arch"], wanted["gpu.sm_count"], environment.archs
+    names = {arch: cute_dsl_arch(arch) for arch in archs}
+    served = tuple(arch for arch in archs if names[arch] == built)
+    found = " ".join(names.values()) or _NO_GPU
+    checks = [Check(field="gpu.cute_arch", rule=EQUAL, wanted=built, found=found, passed=bool(served))]
+    for arch in served:
+        fact = environment.fact(sm_count_fact(arch))
+        checks.append(_check("gpu.sm_count", EQUAL, count, fact, count in (fact.value or "").split()))
+    return served, checks
+
+
+def sm_count_fact(arch: str) -> str:
+    """The name of the fact that holds the SM counts of the GPUs of one architecture, separated by spaces."""
+    return f"gpu.sm_count.{arch}"
+
+
+def compiler_facts(wheels: Mapping[str, Wheel]) -> dict[str, Fact]:
+    """Distributions of CuTe-DSL's compiler as facts of an environment: version and content, and version and portable content."""
+    facts: dict[str, Fact] = {}
+    for name, wheel in wheels.items():
+        facts[f"cutlass_dsl.{name}"] = _wheel_fact(name, wheel.version, wheel.content)
+        facts[f"cutlass_dsl.{name}.portable"] = _wheel_fact(name, wheel.version, wheel.portable)
+    return facts or {f"cutlass_dsl.{COMPILER}": ABSENT}
+
+
+def _wheel_fact(name: str, version: str, content: str) -> Fact:
+    return known(f"{version} {content}") if content else undetermined(f"the content of {name} could not be found out")
+
+
+def _compiler(kernels: KernelFacts, environment: Environment, *, strict: bool) -> list[Check]:
+    """Kernels are what their compiler makes of the sources: each of its distributions must be there, equal by content.
+
+    Under another Python a distribution has other extension modules, and was built from the same source: then every file that
+    is the same in its builds for every Python must be equal (kcache/docs/decisions/0005-cute-dsl-ingredients.md).
+    """
+    abi = environment.fact("python.abi")
+    portable = not strict and abi.known and abi.value != kernels.python
+    checks = [_equal("python.abi", kernels.python, abi)] if strict else []
+    wanted, ending = compiler_facts(kernels.wheels), ".portable" if portable else ""
+    prefix = "cutlass_dsl."
+    found = {name for name, fact in environment.facts.items() if name.startswith(prefix) and not fact.absent}
+    plain = sorted({name.removesuffix(".portable") for name in (*wanted, *found)})
+    for name in plain:
+        built, there = wanted.get(f"{name}{ending}", ABSENT), environment.facts.get(f"{name}{ending}", ABSENT)
+        passed = built.known and there.known and built.value == there.value
+        rule = SAME_RELEASE if portable else EQUAL
+        field = f"package {name.removeprefix(prefix)}"
+        checks.append(Check(field=field, rule=rule, wanted=built.describe(), found=there.describe(), passed=passed))
+    return checks
 
 
 def _source(path: str, wanted: str, found: Fact) -> Check:

@@ -15,15 +15,18 @@ ERROR = "error"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryReport:
-    """One entry that is in place. `action` is `installed`, `in-place` or `repaired`."""
+    """One entry that is in place. `action` is `installed`, `in-place` or `repaired`; `model` is empty where it suits all."""
 
     fingerprint: str
     modules: tuple[str, ...]
     arch: str
     action: str
+    model: str = ""
+    variant: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"fingerprint": self.fingerprint, "modules": list(self.modules), "arch": self.arch, "action": self.action}
+        document = {"fingerprint": self.fingerprint, "modules": list(self.modules), "arch": self.arch, "action": self.action}
+        return document | {name: text for name, text in (("model", self.model), ("variant", self.variant)) if text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class RestoreReport:
 
     bytes_downloaded, http_requests: as counted at the stores; a local store makes no HTTP requests.
     seconds:          wall seconds from the start of the workflow.
-    compiles_avoided: modules that FlashInfer would otherwise have compiled in this environment.
+    compiles_avoided: modules and kernels that FlashInfer would otherwise have compiled in this environment.
     seconds_saved:    what their builds took on the farm, in seconds.
     env:              variables that the server needs.
     exit_code:        of the error, where status is `error`.

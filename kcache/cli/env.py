@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.options import archs_option, env_option, json_option, python_option
+from kcache.cli.options import archs_option, env_option, gpus_option, json_option, python_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,11 +29,14 @@ Examples:
   kcache lookup --from /mnt/kcache --env container.json"""
 )
 @archs_option
+@gpus_option
 @python_option
 @env_option
 @click.option("--save", "save_file", metavar="FILE", help="Write the environment to FILE, for --env of other commands.")
 @json_option
-def command(archs: tuple[str, ...], python: str | None, env_file: str | None, save_file: str | None, as_json: bool) -> None:
+def command(
+    archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, env_file: str | None, save_file: str | None, as_json: bool
+) -> None:
     """Every ingredient of a key on this host, by kind. Imports neither torch nor FlashInfer.
 
     \b
@@ -42,7 +45,7 @@ def command(archs: tuple[str, ...], python: str | None, env_file: str | None, sa
     from kcache.workflows.environment import describe, save
     from kcache.workflows.target import TargetRequest
 
-    description = describe(TargetRequest(python=python, archs=archs, env_file=env_file), os.environ)
+    description = describe(TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file), os.environ)
     if save_file is not None:
         save(description.environment, Path(save_file))
     if as_json:

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.cli import exit_codes
-from kcache.cli.options import archs_option, env_option, from_option, json_option, kinds_option, modules_option, python_option
+from kcache.cli.options import (
+    archs_option,
+    env_option,
+    from_option,
+    gpus_option,
+    json_option,
+    kinds_option,
+    models_option,
+    modules_option,
+    python_option,
+)
 from kcache.report import HIT, MISS, PARTIAL
 
 if TYPE_CHECKING:
@@ -28,7 +38,9 @@ Examples:
 @from_option
 @kinds_option
 @modules_option
+@models_option
 @archs_option
+@gpus_option
 @python_option
 @env_option
 @click.option("--strict-match", is_flag=True, help="Accept only entries whose every ingredient is equal.")
@@ -37,7 +49,9 @@ def command(
     stores: tuple[str, ...],
     kinds: tuple[str, ...],
     modules: tuple[str, ...],
+    models: tuple[str, ...],
     archs: tuple[str, ...],
+    gpus: tuple[str, ...],
     python: str | None,
     env_file: str | None,
     strict_match: bool,
@@ -46,10 +60,12 @@ def command(
     """Hit or miss for each kind, and for each candidate the fields that differ. Installs nothing."""
     from kcache.store.open import open_store
     from kcache.workflows.lookup import lookup
+    from kcache.workflows.resolve import Wanted
     from kcache.workflows.target import TargetRequest, find_target
 
-    target = find_target(TargetRequest(python=python, archs=archs, env_file=env_file), os.environ)
-    reports = [lookup(open_store(store), target, kinds=kinds, modules=modules, strict=strict_match) for store in stores]
+    target = find_target(TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file), os.environ)
+    asked = Wanted(kinds=kinds, modules=modules, models=models)
+    reports = [lookup(open_store(store), target, asked=asked, strict=strict_match) for store in stores]
     order = {HIT: 0, PARTIAL: 1, MISS: 2}
     best = min(reports, key=lambda report: order.get(report.status, 3))
     if as_json:
@@ -70,7 +86,7 @@ def _tell(report: LookupReport) -> None:
         click.echo("Nothing is published for this environment. The store has: " + (", ".join(report.environments) or "nothing"))
     for candidate in report.candidates[:SHOWN]:
         key = candidate.entry.key
-        name = f"{key.kind} {'+'.join(key.modules)} {key.ingredients['gpu.arch']} {key.fingerprint[7:19]}"
+        name = f"{key.kind} {key.title} {key.arch} {key.fingerprint[7:19]}"
         click.echo(f"  {name}: {'fits' if candidate.accepted else candidate.error or 'differs'}")
         for check in candidate.differs:
             click.echo(f"    {check.describe()}")

@@ -41,6 +41,20 @@ archs_option = _option(
     metavar="ARCH,...",
     help="GPU architectures, such as 9.0a, instead of this host's.",
 )
+gpus_option = _option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="NAME",
+    help="A GPU product, such as rtx-pro-6000, instead of this host's GPUs. CuTe-DSL kernels depend on its SM count.",
+)
+models_option = _option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="Of kinds that are built for a model: only this one's, such as Qwen/Qwen3-30B-A3B. * matches anything.",
+)
 python_option = _option("--python", metavar="PATH", help="The Python that will import FlashInfer; this one by default.")
 env_option = _option(
     "--env", "env_file", metavar="FILE", help="An environment saved by `kcache env --save`, instead of this host."

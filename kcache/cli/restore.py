@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.cli import exit_codes, messages
-from kcache.cli.options import archs_option, env_option, from_option, json_option, kinds_option, modules_option, python_option
+from kcache.cli.options import (
+    archs_option,
+    env_option,
+    from_option,
+    gpus_option,
+    json_option,
+    kinds_option,
+    models_option,
+    modules_option,
+    python_option,
+)
 from kcache.report import ERROR, HIT, MISS, PARTIAL
 
 if TYPE_CHECKING:
@@ -35,7 +45,9 @@ Examples:
 @from_option
 @kinds_option
 @modules_option
+@models_option
 @archs_option
+@gpus_option
 @python_option
 @env_option
 @click.option("--prove", is_flag=True, help="Then run `kcache verify`: a fresh process, no compiler.")
@@ -51,7 +63,9 @@ def command(
     stores: tuple[str, ...],
     kinds: tuple[str, ...],
     modules: tuple[str, ...],
+    models: tuple[str, ...],
     archs: tuple[str, ...],
+    gpus: tuple[str, ...],
     python: str | None,
     env_file: str | None,
     prove: bool,
@@ -77,7 +91,9 @@ def command(
             stores=stores,
             kinds=kinds,
             modules=modules,
+            models=models,
             archs=archs,
+            gpus=gpus,
             python=python,
             env_file=env_file,
             prove=prove,
@@ -111,7 +127,9 @@ def _run(
     stores: tuple[str, ...],
     kinds: tuple[str, ...],
     modules: tuple[str, ...],
+    models: tuple[str, ...],
     archs: tuple[str, ...],
+    gpus: tuple[str, ...],
     python: str | None,
     env_file: str | None,
     prove: bool,
@@ -121,13 +139,13 @@ def _run(
     into_package: bool,
 ) -> RestoreReport:
     from kcache.workflows.entrypoint import restore_here
+    from kcache.workflows.resolve import Wanted
     from kcache.workflows.restore import RestoreRequest
     from kcache.workflows.target import TargetRequest
 
-    request = RestoreRequest(
-        kinds=kinds, modules=modules, strict_match=strict_match, lock_timeout=lock_timeout, into_package=into_package
-    )
-    where = TargetRequest(python=python, archs=archs, env_file=env_file)
+    asked = Wanted(kinds=kinds, modules=modules, models=models)
+    request = RestoreRequest(asked=asked, strict_match=strict_match, lock_timeout=lock_timeout, into_package=into_package)
+    where = TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file)
     with _bounded(deadline):
         report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline)
     return _proven(report, where) if prove else report

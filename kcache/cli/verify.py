@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kcache.cli import exit_codes
-from kcache.cli.options import archs_option, json_option, python_option
+from kcache.cli.options import archs_option, gpus_option, json_option, python_option
 
 
 @click.command(
@@ -19,9 +19,10 @@ Examples:
   kcache verify --arch 9.0a      # on a host without a GPU"""
 )
 @archs_option
+@gpus_option
 @python_option
 @json_option
-def command(archs: tuple[str, ...], python: str | None, as_json: bool) -> None:
+def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, as_json: bool) -> None:
     """Prove in a fresh process that what is restored is used and that no compiler runs.
 
     \b
@@ -32,7 +33,7 @@ def command(archs: tuple[str, ...], python: str | None, as_json: bool) -> None:
     from kcache.workflows.entrypoint import here, prove_restored
     from kcache.workflows.target import TargetRequest
 
-    cache, target = here(TargetRequest(python=python, archs=archs), os.environ)
+    cache, target = here(TargetRequest(python=python, archs=archs, gpus=gpus), os.environ)
     environ = {**os.environ, **target.exports}
     view = (cache.read("current", target.id) or {}).get("view")
     if view:
@@ -48,15 +49,29 @@ def command(archs: tuple[str, ...], python: str | None, as_json: bool) -> None:
 
 
 def _table(proof: dict[str, Any]) -> None:
-    for module in proof["modules"]:
+    for module in proof.get("modules", []):
         if module["loaded"] and module["ours"]:
             click.echo(f"{module['module']}: loaded in {module['seconds'] * 1000:.2f} ms by {module['via']}")
         elif module["loaded"]:
             click.echo(f"{module['module']}: loaded, but from {', '.join(module['paths'])}, which was not restored")
         else:
             click.echo(f"{module['module']}: not loaded: {module['error']}")
-    click.echo(
-        f"FlashInfer {proof['flashinfer']}, imported in {proof['import_seconds']:.1f} s; compiler runs: {proof['compiler_runs']}"
-    )
-    for command_line in proof["compiler_commands"]:
+    if "flashinfer" in proof:
+        click.echo(f"FlashInfer {proof['flashinfer']}, imported in {proof['import_seconds']:.1f} s")
+    if (kernels := proof.get("kernels")) is not None:
+        _kernels(kernels)
+    click.echo(f"compiler runs: {proof['compiler_runs']}")
+    for command_line in proof.get("compiler_commands", []):
         click.echo(f"  {command_line}")
+
+
+def _kernels(proof: dict[str, Any]) -> None:
+    accepted = sum(kernel["accepted"] for kernel in proof["kernels"])
+    click.echo(f"CuTe-DSL: {accepted} of {len(proof['kernels'])} kernels loaded, asked for by {proof['calls']} calls")
+    for kernel in proof["kernels"]:
+        if not kernel["accepted"]:
+            click.echo(f"  {kernel['kernel']}: {kernel['reason']}")
+    for line in proof["errors"]:
+        click.echo(f"  {line}")
+    for line in proof["left_out"]:
+        click.echo(f"  left to warmup, since FlashInfer keeps it nowhere: {line}")

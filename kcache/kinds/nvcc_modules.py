@@ -10,12 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kcache.errors import CollectError
+from kcache.kernel_facts import KernelFacts
 from kcache.key import EntryKey, Fact
 from kcache.manifest import Artifact, ElfFacts, module_artifact_path, sources_digest
 from kcache.match import arch_score
-
-KIND_MODULES = "modules"
-"""The kind of entries for modules that were asked for by name: one entry each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +47,13 @@ class BuildFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryParts:
-    """All of a manifest that does not depend on its archive."""
+    """All of a manifest that does not depend on its archive. `kernels` is None for nvcc modules."""
 
     key: EntryKey
     artifacts: tuple[Artifact, ...]
     sources: Mapping[str, str]
     build_seconds: Mapping[str, float]
+    kernels: KernelFacts | None = None
 
 
 def entry_parts(kind: str, facts: BuildFacts, modules: tuple[BuiltModule, ...]) -> EntryParts:
@@ -66,18 +65,18 @@ def entry_parts(kind: str, facts: BuildFacts, modules: tuple[BuiltModule, ...]) 
     if not modules:
         raise CollectError(f"an entry of kind {kind} without modules")
     ordered = tuple(sorted(modules, key=lambda module: module.name))
-    machine = _known("platform.machine", facts.machine)
+    machine = required("platform.machine", facts.machine)
     for module in ordered:
         check_binary(module, facts.arch, machine)
     sources = _united(ordered)
     ingredients = {
         "platform.machine": machine,
-        "flashinfer.version": _known("flashinfer.version", facts.flashinfer),
+        "flashinfer.version": required("flashinfer.version", facts.flashinfer),
         "flashinfer.sources": sources_digest(sources),
-        "cuda.release": _known("cuda.release", facts.cuda_release),
+        "cuda.release": required("cuda.release", facts.cuda_release),
         "gpu.arch": facts.arch,
-        "tvm_ffi.version": _known("tvm_ffi.version", facts.tvm_ffi),
-        "build.flags": _known("build.flags", facts.flags),
+        "tvm_ffi.version": required("tvm_ffi.version", facts.tvm_ffi),
+        "build.flags": required("build.flags", facts.flags),
     }
     return EntryParts(
         key=EntryKey(kind=kind, modules=tuple(module.name for module in ordered), ingredients=ingredients),
@@ -123,7 +122,12 @@ def holds(target: str, arch: str) -> bool:
     return target.endswith("f") or not arch.endswith(("a", "f"))
 
 
-def _known(name: str, fact: Fact) -> str:
+def required(name: str, fact: Fact) -> str:
+    """The value of a key's ingredient.
+
+    Raises:
+        CollectError: it is absent, or could not be found out.
+    """
     if not fact.known or fact.value is None:
         raise CollectError(
             f"the key's {name} is not known",

@@ -11,7 +11,7 @@ from typing import Any
 
 from kcache.errors import CollectError
 from kcache.manifest import ElfFacts
-from kcache.probe.fatbin import SECTIONS, FatbinError, gpu_archs
+from kcache.probe.fatbin import SECTIONS, FatbinError, embedded_archs, gpu_archs
 
 PREFIXES = ("CXXABI", "GLIBC", "GLIBCXX")
 
@@ -41,6 +41,28 @@ def binary_facts(path: Path) -> ElfFacts:
             )
     except (OSError, ELFError, FatbinError) as error:
         raise CollectError(f"{path.name} cannot be read as a built library", why=str(error)) from error
+
+
+def object_facts(path: Path) -> ElfFacts:
+    """Reads an object file that CuTe-DSL exported: machine code for the host, with one fat binary in its data.
+
+    Such an object needs no libraries by itself: whoever loads it brings TVM-FFI and CuTe-DSL's runtime.
+
+    Raises:
+        CollectError: it is missing, no object file of a known machine, or holds GPU code in a layout that is not known.
+    """
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        with path.open("rb") as stream:
+            elf = ELFFile(stream)
+            machine = _MACHINES.get(elf.header["e_machine"])
+            if machine is None or elf.header["e_type"] != "ET_REL":
+                raise CollectError(f"{path.name} is no object file of a known machine")
+        return ElfFacts(machine=machine, needed=(), versions={}, gpu_archs=embedded_archs(path.read_bytes()))
+    except (OSError, ELFError, FatbinError) as error:
+        raise CollectError(f"{path.name} cannot be read as a compiled kernel", why=str(error)) from error
 
 
 def _needed(elf: Any) -> tuple[str, ...]:

@@ -41,6 +41,24 @@ def gpu_archs(section: bytes) -> tuple[str, ...]:
     return tuple(sorted({name for container in _containers(section) for name in _entries(container)}))
 
 
+def embedded_archs(data: bytes) -> tuple[str, ...]:
+    """The same of fat binaries that lie among other data, at multiples of eight bytes.
+
+    Raises:
+        FatbinError: one is cut short, or of a layout that this kcache does not know.
+    """
+    found: set[str] = set()
+    magic, position = _MAGIC.to_bytes(4, "little"), 0
+    while (position := data.find(magic, position)) >= 0:
+        if position % 8 or len(data) - position < _CONTAINER.size:
+            position += 1
+            continue
+        _, _, header, size = _CONTAINER.unpack_from(data, position)
+        found.update(gpu_archs(data[position : position + header + size]))
+        position += header + size
+    return tuple(sorted(found))
+
+
 def _containers(section: bytes) -> Iterator[bytes]:
     position = 0
     while position + _CONTAINER.size <= len(section):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kcache import archs
 from kcache.errors import UsageError
 from kcache.key import ABSENT, Fact, known, undetermined
-from kcache.values import dataclass
+from kcache.values import dataclass, replace
 
 if TYPE_CHECKING:
     import ctypes
@@ -34,12 +34,13 @@ ARCH_LIST = "FLASHINFER_CUDA_ARCH_LIST"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `index` is NVML's, in the order of PCI bus numbers."""
+    """One GPU. `index` is NVML's, in the order of PCI bus numbers; `sm_count` is None where the driver does not say it."""
 
     index: int
     name: str
     uuid: str
     capability: tuple[int, int]
+    sm_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,25 @@ def _ask_gpu(nvml: ctypes.CDLL, index: int) -> Gpu:
         name=_text(nvml, "nvmlDeviceGetName", device),
         uuid=_text(nvml, "nvmlDeviceGetUUID", device),
         capability=(major.value, minor.value),
+        sm_count=_ask_sm_count(nvml, device, (major.value, minor.value)),
     )
+
+
+_CORES = {(7, 5): 64, (8, 0): 64}
+"""Cores of one SM, 128 on every other one from 7.5 on: CUDA C++ Programming Guide 13.0, "Compute Capabilities" (FP32 cores)."""
+
+
+def _ask_sm_count(nvml: ctypes.CDLL, device: ctypes.c_void_p, capability: tuple[int, int]) -> int | None:
+    """NVML counts cores; without a CUDA context nothing else says how many SMs a GPU has."""
+    import ctypes
+
+    cores = ctypes.c_uint()
+    try:
+        _call(nvml, "nvmlDeviceGetNumGpuCores", device, ctypes.byref(cores))
+    except (_NvmlError, AttributeError):  # a driver before 465
+        return None
+    count, rest = divmod(cores.value, _CORES.get(capability, 128))
+    return count if count and not rest else None
 
 
 def _ask_mig_parent(nvml: ctypes.CDLL, mig: str) -> str | None:
@@ -182,7 +201,8 @@ def select_visible(
     if wanted.startswith("MIG-"):
         # A process sees one MIG device at most, so the first one named decides.
         first = wanted.split(",")[0]
-        return tuple(gpu for gpu in gpus if gpu.index == mig_parents.get(first))
+        # A part of a GPU has a part of its SMs.
+        return tuple(replace(gpu, sm_count=None) for gpu in gpus if gpu.index == mig_parents.get(first))
     if wanted.startswith("GPU-"):
         return _by_uuid(gpus, wanted.split(","))
     indices = _indices(wanted, len(gpus))
@@ -226,6 +246,16 @@ def _leading_number(text: str) -> int:
         end += 1
     digits = text[:end]
     return int(digits) if digits.strip("+-") else -1
+
+
+def sm_counts(gpus: Iterable[Gpu], arch: str) -> Fact:
+    """The SM counts of the GPUs of one architecture, ascending, separated by spaces."""
+    counts = {gpu.sm_count for gpu in gpus if gpu.capability == archs.capability(arch)}
+    if not counts:
+        return undetermined("no GPU of this architecture is here: describe one with --gpu")
+    if None in counts:
+        return undetermined("the driver does not say how many SMs the GPU has: describe it with --gpu")
+    return known(" ".join(str(count) for count in sorted(count for count in counts if count is not None)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

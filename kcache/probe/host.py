@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kcache import digest
 from kcache.key import ABSENT, Environment, Fact, known, undetermined
+from kcache.match import compiler_facts, sm_count_fact
 from kcache.probe import cuda, gpus, libraries, packages
 from kcache.probe.caches import cache_root
 from kcache.probe.libraries import Process
@@ -102,6 +103,7 @@ def probe_host(*, python: str | None, described_archs: Sequence[str], environ: M
     facts |= _machine_facts(interpreter)
     facts |= libraries.libstdcxx_facts(process.find("libstdc++.so.6"))
     facts |= {"gpu.names": report.names, "gpu.source": chosen.source, "driver.version": report.driver}
+    facts |= {sm_count_fact(arch): gpus.sm_counts(report.gpus, arch) for arch in chosen.archs}
     facts |= _package_facts(installed)
     facts["cuda.runtime"] = _cuda_runtime(facts["torch.cuda"], installed, process)
     return Host(environment=Environment(facts=facts, archs=chosen.archs), paths=paths, gpus=report)
@@ -214,11 +216,7 @@ def describe_host(host: Host) -> Environment:
     facts = dict(host.environment.facts)
     facts["cuda.toolkit"] = cuda.toolkit_release(host.paths.process.environ)
     facts["flashinfer.tree"] = _tree_digest(host.paths.flashinfer, sources)
-    for name in host.paths.packages.names():
-        if name.startswith("nvidia-cutlass-dsl"):
-            facts[f"cutlass_dsl.{name}"] = _with_content(host.paths.packages, name)
-    if not any(name.startswith("cutlass_dsl.") for name in facts):
-        facts["cutlass_dsl.nvidia-cutlass-dsl"] = ABSENT
+    facts |= compiler_of(host)
     found = libraries.library_facts(host.paths.process, _usual_sonames(), driver_expected=driver_expected(host))
     return replace(host.environment, facts=facts, libraries={**host.environment.libraries, **found}, sources=sources)
 
@@ -234,13 +232,11 @@ def _usual_sonames() -> tuple[str, ...]:
     return tuple(f"{system} {loader} {ours} {runtime} libcurand.so.10 libnvidia-ml.so.1".split())
 
 
-def _with_content(installed: Packages, name: str) -> Fact:
-    """Version and content of a distribution, such as `4.8.0 sha256:...`."""
-    distribution = installed.distribution(name)
-    if distribution is None:
-        return ABSENT
-    content = packages.content_digest(distribution)
-    return known(f"{distribution.version} {content.value}") if content.known else content
+def compiler_of(host: Host) -> dict[str, Fact]:
+    """CuTe-DSL's compiler, by content: the facts that entries of its kernels ask for (`kcache.match.compiler_facts`)."""
+    from kcache.probe.wheels import compiler_wheels
+
+    return compiler_facts(compiler_wheels(host.paths.packages))
 
 
 def _tree_digest(package: str | None, sources: Mapping[str, Fact]) -> Fact:

@@ -17,13 +17,13 @@ from typing import Any
 from kcache import fsops
 from kcache.archs import flashinfer_archs
 from kcache.errors import CollectError, UsageError
-from kcache.key import NAME
-from kcache.kinds.nvcc_modules import KIND_MODULES
+from kcache.key import KIND_MODULES, NAME, Environment
 from kcache.probe import packages
 from kcache.probe.limits import Jobs, build_jobs
 from kcache.probe.ninja import Ninja, find_ninja
 from kcache.probe.specs import Question, ask
 from kcache.probe.toolkit import FoundToolkit, find_toolkit, make_home
+from kcache.recipe import Recipe
 from kcache.workflows.build_entries import BUILT, FAILED, UP_TO_DATE, Context, EntryReport, ModuleReport, write_entry
 from kcache.workflows.build_environ import BuildEnviron, build_environ
 from kcache.workflows.compile import Compiled, ModuleFiles, Progress, compile_modules
@@ -41,7 +41,10 @@ class BuildRequest:
     """What to build.
 
     kinds, modules: kinds give one entry each; a module named by itself gives one entry of kind `modules`.
-    archs:     names as a person writes them; empty for the GPUs of this host.
+    recipes:   build manifests, which kinds, archs and gpus then narrow.
+    archs:     names as a person writes them; empty for the GPUs of this host, or for what the recipes are for.
+    gpus:      names of GPU products.
+    environment: what the entries are for, where that is not the farm.
     output:    the directory for entries.
     jobs:      compilers at once; None to decide by cores and memory.
     python:    the interpreter that has FlashInfer; None for this one.
@@ -50,7 +53,10 @@ class BuildRequest:
 
     kinds: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    recipes: tuple[Recipe, ...] = ()
     archs: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    environment: Environment | None = None
     output: Path
     jobs: int | None = None
     python: str | None = None
@@ -59,7 +65,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
-    """What a build did. `status`: built, up-to-date, partial or failed."""
+    """What a build did. `toolkit` is None where no nvcc module was built."""
 
     entries: tuple[EntryReport, ...]
     modules: tuple[ModuleReport, ...]
@@ -67,17 +73,18 @@ class BuildReport:
     output: Path
     jobs: Jobs
     seconds: float
-    toolkit: FoundToolkit
+    toolkit: FoundToolkit | None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def status(self) -> str:
+        """`built`, `up-to-date`, `partial` or `failed`; a kernel that failed leaves its entry in place without it."""
         found = {entry.status for entry in self.entries}
-        if found == {UP_TO_DATE}:
+        if found == {UP_TO_DATE} and all(module.status != FAILED for module in self.modules):
             return UP_TO_DATE
         if FAILED in found:
             return FAILED if found == {FAILED} else PARTIAL
-        return BUILT
+        return PARTIAL if any(module.status == FAILED for module in self.modules) else BUILT
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -88,7 +95,7 @@ class BuildReport:
             "warnings": list(self.warnings),
             "jobs": self.jobs.jobs,
             "jobs_reason": self.jobs.reason,
-            "cuda": {"release": self.toolkit.release, "nvcc": self.toolkit.nvcc, "source": self.toolkit.source},
+            "cuda": self.toolkit and {"release": self.toolkit.release, "nvcc": self.toolkit.nvcc, "source": self.toolkit.source},
             "flashinfer": self.facts.get("flashinfer"),
             "seconds": round(self.seconds, 3),
         }
@@ -125,7 +132,7 @@ def build(request: BuildRequest, environ: Mapping[str, str], watch: Watch = lamb
     toolkit = find_toolkit(environ, [Path(path) for path in interpreter.search_path])
     archs = _archs(request, toolkit, environ)
     jobs = build_jobs(environ) if request.jobs is None else Jobs(jobs=request.jobs, reason="--jobs")
-    work = _work_directory(request)
+    work = work_directory(request.output, request.work_dir)
     with fsops.locked(work / "lock", _LOCK_SECONDS):
         made = make_home(toolkit, work / "cuda", os.uname().machine)
         farm = _Farm(request=request, interpreter=interpreter, toolkit=toolkit, home=made.home, work=work, jobs=jobs)
@@ -146,7 +153,9 @@ def _check_request(request: BuildRequest) -> None:
     if not request.kinds and not request.modules:
         raise UsageError("nothing to build", remedy="Name kinds (--kinds sampling) or modules (--modules cascade,page).")
     if unknown := [kind for kind in request.kinds if kind not in KINDS]:
-        raise UsageError(f"kind {', '.join(unknown)} cannot be built here", remedy=f"Known kinds: {', '.join(KINDS)}.")
+        raise UsageError(
+            f"kind {', '.join(unknown)} cannot be built here", remedy=f"Known kinds: {', '.join(KINDS)}; others need --manifest."
+        )
     if wrong := [name for name in request.modules if not NAME.fullmatch(name)]:
         raise UsageError(f"{wrong[0]!r} is no module name")
     if request.jobs is not None and request.jobs < 1:
@@ -168,15 +177,19 @@ def _archs(request: BuildRequest, toolkit: FoundToolkit, environ: Mapping[str, s
     return host.environment.archs
 
 
-def _work_directory(request: BuildRequest) -> Path:
-    """The work directory, made if needed; FlashInfer writes its path unquoted into build files."""
-    work = (request.work_dir or request.output / ".build").absolute()
+def work_directory(output: Path, work_dir: Path | None) -> Path:
+    """The work directory, made if needed; FlashInfer writes its path unquoted into build files.
+
+    Raises:
+        UsageError: build files cannot hold its path.
+    """
+    work = (work_dir or output / ".build").absolute()
     if set(str(work)) & set(" $:'\"\\"):
         raise UsageError(
             f"the work directory {str(work)!r} has a character that build files cannot hold",
             remedy="Name another one with --work-dir, without spaces, $ and colons.",
         )
-    request.output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     return Path(os.path.realpath(work))
 

@@ -70,7 +70,7 @@ class ModuleReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryReport:
-    """One entry. `manifest` and `archive` are paths, empty where it failed."""
+    """One entry. `manifest` and `archive` are paths, empty where it failed; `model` is empty where it suits every one."""
 
     kind: str
     arch: str
@@ -80,10 +80,14 @@ class EntryReport:
     fingerprint: str = ""
     manifest: str = ""
     archive: str = ""
+    model: str = ""
+    variant: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
+            "model": self.model,
+            "variant": self.variant,
             "arch": self.arch,
             "modules": list(self.modules),
             "status": self.status,
@@ -114,32 +118,47 @@ def write_entry(context: Context, kind: str, compiled: Mapping[str, Compiled], m
 def _write(context: Context, kind: str, compiled: Mapping[str, Compiled]) -> EntryReport:
     modules = tuple(_built(one, context.package) for one in compiled.values())
     parts = entry_parts(kind, context.build_facts(), modules)
+    files = {module_artifact_path(module): one.module.library for module, one in compiled.items()}
+    return write_parts(context.output, parts, files, context.provenance)
+
+
+def write_parts(output: Path, parts: EntryParts, files: Mapping[str, Path], provenance: Mapping[str, Any]) -> EntryReport:
+    """Packs an entry and writes its manifest, unless the output directory holds it already.
+
+    Args:
+        files: path of each artifact in the entry -> the file that was built.
+
+    Raises:
+        CollectError: a file changed meanwhile.
+    """
     name = build_name(parts.key)
-    packed, written = context.output / f"{name}.tar.zst", context.output / f"{name}.json"
+    packed, written = output / f"{name}.tar.zst", output / f"{name}.json"
     status = UP_TO_DATE
     if not _is_there(parts, packed, written):
         status = BUILT
         written.unlink(missing_ok=True)
-        files = {module_artifact_path(module): one.module.library for module, one in compiled.items()}
         manifest = Manifest(
             key=parts.key,
             artifacts=parts.artifacts,
             archive=archive.pack(files, packed),
             sources=parts.sources,
             build_seconds=parts.build_seconds,
-            provenance={"kcache": __version__, **context.provenance},
+            provenance={"kcache": __version__, **provenance},
+            kernels=parts.kernels,
         )
-        _check_unchanged(manifest, compiled)
+        _check_unchanged(manifest, files)
         parse_manifest(manifest.encode(), name)  # what is written must be what a reader takes
         fsops.write_bytes(written, manifest.encode())
     return EntryReport(
-        kind=kind,
-        arch=context.arch,
+        kind=parts.key.kind,
+        arch=parts.key.arch,
         modules=parts.key.modules,
         status=status,
         fingerprint=parts.key.fingerprint,
         manifest=str(written),
         archive=str(packed),
+        model=parts.key.model,
+        variant=parts.key.variant,
     )
 
 
@@ -156,11 +175,10 @@ def _built(one: Compiled, package: Path) -> BuiltModule:
     )
 
 
-def _check_unchanged(manifest: Manifest, compiled: Mapping[str, Compiled]) -> None:
+def _check_unchanged(manifest: Manifest, files: Mapping[str, Path]) -> None:
     for artifact in manifest.artifacts:
-        module = artifact.path.partition("/")[0]
-        if digest.of_file(str(compiled[module].module.library)) != (artifact.sha256, artifact.size):
-            raise CollectError(f"the library of {module} changed while it was packed", remedy="Run the build again.")
+        if digest.of_file(str(files[artifact.path])) != (artifact.sha256, artifact.size):
+            raise CollectError(f"{files[artifact.path].name} changed while it was packed", remedy="Run the build again.")
 
 
 def _is_there(parts: EntryParts, packed: Path, written: Path) -> bool:

@@ -101,6 +101,27 @@ def build_environ(environ: Mapping[str, str], *, arch: str, cuda_home: str, work
     )
 
 
+_KERNEL_SWITCHES = (
+    "CUTE_DSL_ARCH",
+    "FLASHINFER_CUDA_ARCH_LIST",
+    "FLASHINFER_CUTE_DSL_DISABLE_CACHE",
+    "FLASHINFER_CUTE_DSL_STRICT_CACHE_KEY",
+    "FLASHINFER_DISABLE_JIT",
+    "FLASHINFER_JIT_BUILD_LOG",
+    "FLASHINFER_WORKSPACE_BASE",
+)
+"""What decides where kernels go and under which key; the dry run sets what it needs of them."""
+
+
+def kernel_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which CuTe-DSL kernels are compiled: the caller's, without what would change them unseen.
+
+    nvidia-cutlass-dsl reads its options from variables that begin with CUTE_DSL_ (base_dsl/env_manager.py, 4.8.0), among them
+    ones that keep intermediate files, print, or compile another way. None of them is for a farm.
+    """
+    return {name: value for name, value in environ.items() if name not in _KERNEL_SWITCHES and not name.startswith("CUTE_DSL_")}
+
+
 def flags_ingredient(environ: Mapping[str, str]) -> str:
     """The key's `build.flags`: `default`, or the digest of the variables in `FLAGS` that say something else than the default."""
     given = {name: environ[name] for name in FLAGS if environ.get(name, "") not in ("", "0")}

@@ -26,7 +26,7 @@ class BuiltEntry:
 
 def build_name(key: EntryKey) -> str:
     """The name of an entry's two files, without their endings."""
-    return f"{key.kind}-{key.ingredients['gpu.arch']}-{key.fingerprint.removeprefix('sha256:')[:16]}"
+    return f"{key.kind}-{key.arch}-{key.fingerprint.removeprefix('sha256:')[:16]}"
 
 
 def read_build_output(directory: Path, progress: Callable[[str], None] = lambda line: None) -> list[BuiltEntry]:

@@ -16,6 +16,7 @@ from kcache.store.open import open_store
 from kcache.store.wrappers import MetricsStore
 from kcache.values import replace
 from kcache.workflows.deadline import Deadline
+from kcache.workflows.kernels import in_use
 from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target
 
@@ -88,7 +89,7 @@ def here(where: TargetRequest, environ: Mapping[str, str]) -> tuple[LocalCache, 
     root = cache_root(environ, os.geteuid())
     if root.path is None:
         raise InstallError("no directory can be written for the cache", why=root.reason, remedy="Mount one and set KCACHE_DIR.")
-    target = find_target(where, environ, root.exports)
+    target = find_target(where, environ, root)
     cache = LocalCache(Path(root.path))
     target.remember_in(cache)
     return cache, target
@@ -125,11 +126,20 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
     Raises:
         ProbeError: there is nothing to prove, or the fresh process gave no answer.
     """
-    present = cache.read("current", target.id)
-    if present is None:
+    present = cache.read("current", target.id) or {}
+    modules, kernels = [str(module) for module in present.get("modules", [])], in_use(cache, target)
+    if not modules and not kernels:
         raise ProbeError("nothing is restored for this environment", remedy="Run `kcache restore` first.")
-    proof = run_proof(cache, target, environ, [str(module) for module in present.get("modules", [])])
-    document = {"view": present.get("view"), **proof.to_json()}
+    document: dict[str, Any] = {"view": present.get("view"), "status": "proven", "compiler_runs": 0}
+    if modules:
+        document |= run_proof(cache, target, environ, modules).to_json()
+    if kernels:
+        from kcache.workflows.verify_kernels import prove_kernels
+
+        proof = prove_kernels(target, environ, kernels)
+        document["kernels"] = proof.to_json()
+        document["compiler_runs"] += proof.compiler_runs
+        document["status"] = document["status"] if proof.proven else "failed"
     try:
         cache.write("proofs", target.id, document)
     except (InstallError, TrustError):

@@ -14,9 +14,10 @@ from typing import Any
 
 from kcache import archs, digest, fsops
 from kcache.key import Environment, Fact, known, undetermined
+from kcache.match import sm_count_fact
 from kcache.probe.caches import CacheRoot, cache_root
-from kcache.probe.host import Host, describe_host, probe_host
-from kcache.workflows.target import TargetRequest, find_target
+from kcache.probe.host import Host, describe_host
+from kcache.workflows.target import TargetRequest, find_host, find_target
 
 NVCC_MODULES = "nvcc modules (kinds sampling, modules)"
 CUTE_DSL = "CuTe-DSL kernels"
@@ -71,7 +72,7 @@ def describe(request: TargetRequest, environ: Mapping[str, str]) -> Description:
     """
     if request.env_file is not None:
         return Description(environment=find_target(request, environ).environment)
-    host = probe_host(python=request.python, described_archs=request.archs, environ=environ)
+    host = find_host(request, environ)
     return Description(environment=describe_host(host), cache=cache_root(environ, os.geteuid()), places=_places(host, environ))
 
 
@@ -118,9 +119,12 @@ def sections(environment: Environment) -> dict[str, list[Row]]:
         *(_floor(environment, name) for name in ("libc.version", "libstdcxx.GLIBCXX", "libstdcxx.CXXABI")),
     ]
     dsl = [
-        Row(name=name, rule="equal by content", fact=fact)
-        for name, fact in sorted(environment.facts.items())
-        if name.startswith("cutlass_dsl.")
+        *(Row(name=sm_count_fact(arch), rule="equal", fact=environment.fact(sm_count_fact(arch))) for arch in environment.archs),
+        *(
+            Row(name=name, rule="equal under another Python" if name.endswith(".portable") else "equal by content", fact=fact)
+            for name, fact in sorted(environment.facts.items())
+            if name.startswith("cutlass_dsl.")
+        ),
     ]
     shown = {row.name for row in (*matched, *dsl)} | {"flashinfer.tree", "cuda.runtime"}
     recorded = [Row(name=name, rule="", fact=fact) for name, fact in sorted(environment.facts.items()) if name not in shown]

@@ -19,7 +19,7 @@ from kcache.match import Check, match_binary, match_key
 from kcache.report import ERROR, HIT, MISS, PARTIAL, KindReport, overall
 from kcache.store.base import Store
 from kcache.workflows.catalog import list_environments, read_index, read_manifest
-from kcache.workflows.resolve import Choice, by_kind, candidates, choose, grouped, wanted, why_missing
+from kcache.workflows.resolve import Choice, Wanted, by_kind, candidates, choose, grouped, why_missing
 from kcache.workflows.target import Target
 
 
@@ -41,6 +41,8 @@ class CandidateReport:
             "fingerprint": key.fingerprint,
             "kind": key.kind,
             "modules": list(key.modules),
+            "model": key.model,
+            "variant": key.variant,
             "ingredients": dict(key.ingredients),
             "bytes": self.entry.archive.size,
             "build_seconds": round(self.entry.build_seconds, 1),
@@ -68,9 +70,7 @@ class LookupReport:
         }
 
 
-def lookup(
-    store: Store, target: Target, *, kinds: Sequence[str] = (), modules: Sequence[str] = (), strict: bool = False
-) -> LookupReport:
+def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False) -> LookupReport:
     """Decides about every published entry that was asked for.
 
     Raises:
@@ -79,22 +79,23 @@ def lookup(
     environments = tuple(list_environments(store))
     index = read_index(store, target.index_ingredients())
     own = index.entries if index is not None else ()
-    asked = [entry for entry in own if wanted(entry.key, kinds, modules)]
-    decided = candidates(asked, target.environment, strict=strict)
+    found = [entry for entry in own if asked.takes(entry.key)]
+    decided = candidates(found, target.environment, strict=strict)
     read = _reading_once(store)
     choices = [
-        choose(group, target.environment, read_manifest=read, facts_for=target.facts_for) for group in grouped(decided).values()
+        choose(group, target.environment, read_manifest=read, facts_for=target.facts_for, strict=strict)
+        for group in grouped(decided).values()
     ]
     reports = by_kind(
         choices,
         partial(_kind, target),
-        kinds=kinds,
-        modules=modules,
+        kinds=asked.kinds,
+        modules=asked.modules,
         no_kind="nothing of this kind is published for this environment",
         no_module="not published for this environment",
     )
-    others = [] if asked else [e for e in _elsewhere(store, environments, own) if wanted(e.key, kinds, modules)]
-    listed = [_candidate(read, target, entry, strict=strict) for entry in [*asked, *others]]
+    others = [] if found else [entry for entry in _elsewhere(store, environments, own) if asked.takes(entry.key)]
+    listed = [_candidate(read, target, entry, strict=strict) for entry in [*found, *others]]
     listed.sort(key=lambda c: (len(c.differs) + bool(c.error), c.entry.key.kind, c.entry.key.modules, c.entry.key.fingerprint))
     return LookupReport(status=overall(reports), kinds=reports, candidates=tuple(listed), environments=environments)
 
@@ -140,4 +141,4 @@ def _candidate(read: Callable[[IndexEntry], Manifest], target: Target, entry: In
         manifest = read(entry)
     except KcacheError as error:
         return CandidateReport(entry=entry, differs=(), error=str(error))
-    return CandidateReport(entry=entry, differs=match_binary(manifest, target.facts_for(manifest)).differs)
+    return CandidateReport(entry=entry, differs=match_binary(manifest, target.facts_for(manifest), strict=strict).differs)

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kcache.errors import KcacheError
+from kcache.key import EntryKey
 from kcache.local_cache import InstalledEntry
 from kcache.report import ERROR, HIT, MISS, PARTIAL, EntryReport, KindReport, RestoreReport, overall
 from kcache.values import dataclass
 from kcache.workflows.resolve import Choice, by_kind, why_missing
 from kcache.workflows.target import Target
+
+SHOWN_MODELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,8 @@ class Outcome:
     placed:    fingerprint -> entry, for everything that is in place.
     actions:   fingerprint -> how it came to be in place.
     errors:    fingerprint -> why it is not.
-    refusals:  module -> why FlashInfer will not use the restored library.
+    refusals:  fingerprint -> why FlashInfer will not use what was restored, one line each.
+    ambiguous: models among which the command would have had to choose.
     where:     the index that was asked for.
     """
 
@@ -33,7 +37,8 @@ class Outcome:
     placed: Mapping[str, InstalledEntry]
     actions: Mapping[str, str]
     errors: Mapping[str, KcacheError]
-    refusals: Mapping[str, str]
+    refusals: Mapping[str, Sequence[str]]
+    ambiguous: Sequence[str]
     where: str
     anything_published: bool
 
@@ -57,19 +62,32 @@ def report(
         no_kind=outcome.nothing,
         no_module=outcome.nothing,
     )
-    used = [e for e in outcome.placed.values() if not any(module in outcome.refusals for module in e.manifest.key.modules)]
+    used = [entry for fingerprint, entry in outcome.placed.items() if fingerprint not in outcome.refusals]
     errors = [*outcome.errors.values(), *(error for choice in outcome.choices for error in choice.failed)]
     return RestoreReport(
         status=overall(kinds),
         kinds=kinds,
-        reasons=() if kinds else (outcome.nothing,),
+        reasons=_reasons(outcome, kinds),
         warnings=tuple(warnings),
         seconds=seconds,
-        compiles_avoided=sum(len(entry.manifest.key.modules) for entry in used),
+        compiles_avoided=sum(len(entry.manifest.artifacts) for entry in used),
         seconds_saved=sum(sum(entry.manifest.build_seconds.values()) for entry in used),
         env=env,
         cache_root=str(root),
         exit_code=errors[0].exit_code if errors else 1,
+    )
+
+
+def _reasons(outcome: Outcome, kinds: Mapping[str, KindReport]) -> tuple[str, ...]:
+    if outcome.ambiguous:
+        models = ", ".join(outcome.ambiguous[:SHOWN_MODELS]) + (", ..." if len(outcome.ambiguous) > SHOWN_MODELS else "")
+        return (f"kernels are published for {len(outcome.ambiguous)} models; name yours with --model: {models}",)
+    return () if kinds else (outcome.nothing,)
+
+
+def _entry(key: EntryKey, arch: str, action: str) -> EntryReport:
+    return EntryReport(
+        fingerprint=key.fingerprint, modules=key.modules, arch=arch, action=action, model=key.model, variant=key.variant
     )
 
 
@@ -78,18 +96,17 @@ def _kind_report(outcome: Outcome, target: Target, choices: Sequence[Choice]) ->
     reasons: list[str] = []
     failed = False
     for choice in choices:
-        modules = "+".join(choice.name[1])
         for arch, (line, _) in sorted(choice.chosen.items()):
             fingerprint = line.key.fingerprint
-            bad = [f"{module}: {outcome.refusals[module]}" for module in choice.name[1] if module in outcome.refusals]
+            bad = outcome.refusals.get(fingerprint, ())
             if fingerprint in outcome.errors:
                 failed = True
-                reasons.append(f"{modules}: {outcome.errors[fingerprint]}")
+                reasons.append(f"{choice.title}: {outcome.errors[fingerprint]}")
             elif bad:
                 reasons += bad
             else:
                 action = outcome.actions[fingerprint]
-                entries.append(EntryReport(fingerprint=fingerprint, modules=choice.name[1], arch=arch, action=action))
+                entries.append(_entry(line.key, arch, action))
         missing = choice.missing(target.environment.archs)
         if missing or not choice.chosen:
             failed = failed or bool(choice.failed)

@@ -201,7 +201,7 @@ def _report(
             fingerprint=plan.entry.manifest.fingerprint,
             kind=plan.entry.manifest.key.kind,
             modules=plan.entry.manifest.key.modules,
-            arch=plan.entry.manifest.key.ingredients["gpu.arch"],
+            arch=plan.entry.manifest.key.arch,
             status=plan.status,
             archive_sha256=plan.entry.manifest.archive.sha256,
         )

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kcache.errors import KcacheError
 from kcache.index import IndexEntry
-from kcache.key import EntryKey, Environment
+from kcache.key import KIND_MODULES, EntryKey, Environment
 from kcache.manifest import Manifest
 from kcache.match import Check, Decision, match_binary, match_key, rank
 from kcache.report import HIT, MISS, PARTIAL, KindReport
 from kcache.values import dataclass, field
 
-GroupName = tuple[str, tuple[str, ...]]
-"""A kind and its modules, such as `("sampling", ("sampling", "topk"))`."""
+GroupName = tuple[str, tuple[str, ...], str, str]
+"""What entries have in common of which one is chosen: kind, modules, model, variant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,8 @@ class Candidate:
 
     @property
     def name(self) -> GroupName:
-        return (self.entry.key.kind, self.entry.key.modules)
+        key = self.entry.key
+        return (key.kind, key.modules, key.model, key.variant)
 
     @property
     def built_for_this_gpu(self) -> bool:
@@ -41,12 +42,14 @@ class Candidate:
 class Choice:
     """What was chosen for one group.
 
+    title:   the group for messages.
     chosen:  architecture -> the entry and its manifest.
     refused: (fingerprint, reasons) for candidates of this GPU that were refused.
     failed:  errors met on the way; candidates that could not be looked at.
     """
 
     name: GroupName
+    title: str
     chosen: Mapping[str, tuple[IndexEntry, Manifest]] = field(default_factory=dict)
     refused: tuple[tuple[str, tuple[Check, ...]], ...] = ()
     failed: tuple[KcacheError, ...] = ()
@@ -56,11 +59,36 @@ class Choice:
         return tuple(arch for arch in archs if arch not in self.chosen)
 
 
-def wanted(key: EntryKey, kinds: Sequence[str], modules: Sequence[str]) -> bool:
-    """Whether an entry was asked for. No kinds and no modules ask for everything."""
-    if not kinds and not modules:
-        return True
-    return key.kind in kinds or (key.kind == "modules" and all(module in modules for module in key.modules))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a command asks for.
+
+    kinds, modules: both empty ask for everything.
+    models:         names of models, with `*` and `?` as in file names; they narrow only the entries that belong to a model.
+    """
+
+    kinds: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    models: Sequence[str] = ()
+
+    def takes(self, key: EntryKey) -> bool:
+        """Whether an entry was asked for."""
+        if not (self.kinds or self.modules) or key.kind in self.kinds:
+            return not (key.model and self.models) or any(_is_model(key.model, name) for name in self.models)
+        return key.kind == KIND_MODULES and all(module in self.modules for module in key.modules)
+
+
+def _is_model(model: str, name: str) -> bool:
+    from fnmatch import fnmatchcase
+
+    # People know a model by its name on the Hub, with or without who owns it.
+    return any(fnmatchcase(text.lower(), name.lower()) for text in (model, model.rpartition("/")[2]))
+
+
+def ambiguous_models(keys: Iterable[EntryKey], asked: Wanted) -> tuple[str, ...]:
+    """The models among which a command has to choose: where none was named and entries of several are there."""
+    models = sorted({key.model for key in keys if key.model})
+    return tuple(models) if len(models) > 1 and not asked.models else ()
 
 
 def candidates(entries: Iterable[IndexEntry], environment: Environment, *, strict: bool) -> list[Candidate]:
@@ -74,11 +102,12 @@ def choose(
     *,
     read_manifest: Callable[[IndexEntry], Manifest],
     facts_for: Callable[[Manifest], Environment],
+    strict: bool = False,
 ) -> Choice:
     """The best usable entry of one group for each architecture.
 
     Args:
-        group: candidates of one kind and the same modules, not empty.
+        group: candidates of one group, not empty.
         read_manifest: brings an entry's verified manifest; raises `KcacheError`.
         facts_for: the environment with everything that `kcache.match.requirements` names of a manifest.
     """
@@ -88,14 +117,14 @@ def choose(
     passed: dict[str, Manifest] = {}
     for arch in environment.archs:
         fitting = [c for c in group if c.decision.accepted and arch in c.decision.archs]
-        for candidate in sorted(fitting, key=lambda c: rank(c.entry.key, environment, arch), reverse=True):
+        for candidate in sorted(fitting, key=lambda c: _preference(c, environment, arch), reverse=True):
             fingerprint = candidate.entry.key.fingerprint
             if fingerprint in refused or fingerprint in failed:
                 continue
             if fingerprint not in passed:
                 try:
                     manifest = read_manifest(candidate.entry)
-                    decision = match_binary(manifest, facts_for(manifest))
+                    decision = match_binary(manifest, facts_for(manifest), strict=strict)
                 except KcacheError as error:
                     failed[fingerprint] = error
                     continue
@@ -107,11 +136,16 @@ def choose(
             break
     return Choice(
         name=group[0].name,
+        title=group[0].entry.key.title,
         chosen=chosen,
         refused=tuple(sorted(refused.items())),
         failed=tuple(failed.values()),
         for_this_gpu=any(candidate.built_for_this_gpu for candidate in group),
     )
+
+
+def _preference(candidate: Candidate, environment: Environment, arch: str) -> tuple[int, int, int, int, str]:
+    return rank(candidate.entry.key, environment, arch, size=candidate.entry.unpacked_size)
 
 
 def grouped(found: Iterable[Candidate]) -> dict[GroupName, list[Candidate]]:
@@ -128,7 +162,7 @@ SHOWN_CHECKS = 3
 
 def why_missing(choice: Choice, missing: Sequence[str]) -> list[str]:
     """One line for everything that keeps a group from being used on `missing` architectures."""
-    modules = "+".join(choice.name[1])
+    modules = choice.title
     lines = [f"{modules}: {error}" for error in choice.failed]
     for fingerprint, checks in choice.refused:
         shown = "; ".join(check.describe() for check in checks[:SHOWN_CHECKS])
@@ -161,10 +195,10 @@ def by_kind(
     }
     for kind in kinds:
         reports.setdefault(kind, KindReport(status=MISS, reasons=(no_kind,)))
-    published = {module for choice in choices if choice.name[0] == "modules" for module in choice.name[1]}
+    published = {module for choice in choices if choice.name[0] == KIND_MODULES for module in choice.name[1]}
     if lacking := [module for module in modules if module not in published]:
-        found = reports.get("modules", KindReport(status=MISS))
+        found = reports.get(KIND_MODULES, KindReport(status=MISS))
         reasons = (*found.reasons, *(f"{module}: {no_module}" for module in lacking))
         status = PARTIAL if found.status == HIT else found.status
-        reports["modules"] = KindReport(status=status, entries=found.entries, reasons=reasons)
+        reports[KIND_MODULES] = KindReport(status=status, entries=found.entries, reasons=reasons)
     return reports

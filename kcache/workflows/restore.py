@@ -8,7 +8,7 @@ A miss is part of the report; failures that leave nothing to use are raised as `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kcache import fsops
 from kcache.errors import (
@@ -31,7 +31,7 @@ from kcache.values import dataclass, field
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.outcome import Outcome, report
-from kcache.workflows.resolve import Choice, candidates, choose, grouped, wanted
+from kcache.workflows.resolve import Choice, Wanted, ambiguous_models, candidates, choose, grouped
 from kcache.workflows.target import Target
 from kcache.workflows.views import offer
 
@@ -40,15 +40,14 @@ from kcache.workflows.views import offer
 class RestoreRequest:
     """What to restore.
 
-    kinds, modules: what is asked for; both empty asks for everything that was published for this environment.
+    asked:          what is asked for.
     strict_match:   accept only entries whose every ingredient is equal.
     lock_timeout:   seconds to wait for another process that writes to the same cache; never beyond the deadline.
     into_package:   copy into `flashinfer/data/aot` instead of offering a provider package.
     python_path:    PYTHONPATH in force.
     """
 
-    kinds: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
+    asked: Wanted = Wanted()
     strict_match: bool = False
     lock_timeout: float = 60.0
     into_package: bool = False
@@ -94,22 +93,50 @@ def restore(
     target.save_memory()
     _put_in_place(run, choices)
     placed = {fingerprint: found for fingerprint in run.actions if isinstance(found := run.found[fingerprint], InstalledEntry)}
-    offered = offer(cache, target, list(placed.values()), into_package=request.into_package)
+    env, refusals = _give(run, placed)
     outcome = Outcome(
-        kinds=request.kinds,
-        modules=request.modules,
+        kinds=request.asked.kinds,
+        modules=request.asked.modules,
         choices=choices,
         placed=placed,
         actions=run.actions,
         errors=run.errors,
-        refusals=offered.refusals,
+        refusals=refusals,
+        ambiguous=ambiguous_models((entry.key for entry in entries), request.asked),
         where=index_path(target.index_ingredients()),
         anything_published=bool(entries),
     )
-    env = dict(target.exports)
-    if offered.view is not None and len(offered.refusals) < sum(len(e.manifest.key.modules) for e in placed.values()):
-        env["PYTHONPATH"] = python_path(request.python_path, str(cache.site), str(offered.view))
     return report(outcome, target, env=env, warnings=run.warnings, root=cache.root, seconds=time.monotonic() - started)
+
+
+def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, str], dict[str, Sequence[str]]]:
+    """Gives FlashInfer what is in place, each layout in its own way.
+
+    Returns:
+        The variables that the server needs, and fingerprint -> why FlashInfer will not use an entry.
+    """
+    request, target = run.request, run.target
+    modules = [entry for entry in placed.values() if entry.manifest.kernels is None]
+    offered = offer(run.cache, target, modules, into_package=request.into_package)
+    refusals: dict[str, Sequence[str]] = {}
+    for entry in modules:
+        refused = [f"{module}: {why}" for module in entry.manifest.key.modules if (why := offered.refusals.get(module))]
+        if refused:
+            refusals[entry.manifest.fingerprint] = refused
+    if kernels := [entry for entry in placed.values() if entry.manifest.kernels is not None]:
+        from kcache.workflows.kernels import place_kernels
+
+        timeout = min(request.lock_timeout, run.deadline.left())
+        done = place_kernels(run.cache, target, kernels, strict=request.strict_match, timeout=timeout)
+        run.warnings += done.notes
+        # Whole in the cache, and yet not where FlashInfer looks: for the report that is an installation.
+        run.actions |= {fp: "installed" for fp in done.new if run.actions[fp] == "in-place"}
+        titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in kernels}
+        refusals |= {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
+    env = dict(target.exports)
+    if offered.view is not None and len(offered.refusals) < sum(len(entry.manifest.key.modules) for entry in modules):
+        env["PYTHONPATH"] = python_path(request.python_path, str(run.cache.site), str(offered.view))
+    return env, refusals
 
 
 def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> list[IndexEntry]:
@@ -142,11 +169,13 @@ def _installed(run: _Run) -> list[IndexEntry]:
 
 
 def _choices(run: _Run, entries: Sequence[IndexEntry]) -> list[Choice]:
-    asked = [entry for entry in entries if wanted(entry.key, run.request.kinds, run.request.modules)]
+    wanted, strict = run.request.asked, run.request.strict_match
+    unclear = ambiguous_models((entry.key for entry in entries), wanted)
+    asked = [entry for entry in entries if wanted.takes(entry.key) and entry.key.model not in unclear]
     environment = run.target.environment
-    decided = candidates(asked, environment, strict=run.request.strict_match)
+    decided = candidates(asked, environment, strict=strict)
     return [
-        choose(group, environment, read_manifest=lambda e: _manifest(run, e), facts_for=run.target.facts_for)
+        choose(group, environment, read_manifest=lambda e: _manifest(run, e), facts_for=run.target.facts_for, strict=strict)
         for group in grouped(decided).values()
     ]
 

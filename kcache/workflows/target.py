@@ -13,12 +13,18 @@ from kcache import digest
 from kcache.documents import decode
 from kcache.errors import ProbeError, UsageError
 from kcache.fsops import Identity
-from kcache.key import Environment, known, parse_environment
+from kcache.key import Environment, Fact, known, parse_environment
 from kcache.local_cache import LocalCache, SourceMemo
 from kcache.manifest import Manifest
-from kcache.match import requirements
+from kcache.match import requirements, sm_count_fact
 from kcache.probe.host import Host, resolve
 from kcache.values import dataclass, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kcache.gpu_products import GpuProduct
+    from kcache.kinds.cute_dsl import Target as KernelTarget
+    from kcache.probe.caches import CacheRoot
 
 ENVIRONMENT_BYTES = 64 << 20
 
@@ -29,14 +35,24 @@ class Target:
     environment: its facts and architectures.
     python:      the interpreter that will import FlashInfer; empty for a saved environment.
     exports:     variables that a server needs whatever is restored (an unusable HOME, say).
+    base:        what FLASHINFER_WORKSPACE_BASE is, or has to be; None where that is not known.
     """
 
-    def __init__(self, environment: Environment, *, host: Host | None = None, exports: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        host: Host | None = None,
+        exports: Mapping[str, str] | None = None,
+        base: str | None = None,
+    ) -> None:
         self.environment = environment
+        self.base = base
         self.exports = dict(exports or {})
         self._host = host
         self._memo: SourceMemo | None = None
         self._libraries = dict(environment.libraries)
+        self._compiler_facts: Mapping[str, Fact] = {}
         self.python = host.paths.interpreter.executable if host is not None else ""
 
     def remember_in(self, cache: LocalCache) -> None:
@@ -92,7 +108,16 @@ class Target:
         if self._memo is not None and read:
             self._memo.remember(read, identities)
         sources = {**resolved.sources, **{path: known(sha256) for path, sha256 in recalled.items()}}
-        return replace(self.environment, libraries=self._libraries, sources=sources)
+        facts = {**self.environment.facts, **self._compiler()} if needed.compiler else self.environment.facts
+        return replace(self.environment, facts=facts, libraries=self._libraries, sources=sources)
+
+    def _compiler(self) -> Mapping[str, Fact]:
+        """CuTe-DSL's compiler by content, found out once."""
+        if not self._compiler_facts and self._host is not None:
+            from kcache.probe.host import compiler_of
+
+            self._compiler_facts = compiler_of(self._host)
+        return self._compiler_facts
 
     def _identities(self, paths: Iterable[str]) -> dict[str, Identity]:
         """Taken before the files are read, so that a change in between is noticed the next time."""
@@ -112,6 +137,40 @@ class Target:
         if self._host is None or self._host.paths.flashinfer is None:
             raise UsageError("there is no flashinfer package to copy into", remedy="Restore without --into-package.")
         return Path(self._host.paths.flashinfer) / "data" / "aot"
+
+    def cached_ops(self) -> Path:
+        """FlashInfer's JIT directory on this host (jit/env.py, FLASHINFER_JIT_DIR, 0.6.18 to 0.7.4).
+
+        Raises:
+            ProbeError: it is not known which one that is.
+        """
+        version, base = self.environment.fact("flashinfer.version").value, self.base
+        if self._host is None or base is None or not version or not self.environment.archs:
+            raise ProbeError("it is not known where FlashInfer's cache lies", remedy="Restore on the host that will use it.")
+        return Path(base) / ".cache" / "flashinfer" / version / "_".join(self.environment.archs) / "cached_ops"
+
+    def kernel_target(self, arch: str) -> KernelTarget:
+        """What FlashInfer's rule for CuTe-DSL kernels depends on here.
+
+        Args:
+            arch: what they are compiled for, in CuTe-DSL's spelling.
+
+        Raises:
+            ProbeError: this is a saved environment, or there is no FlashInfer.
+        """
+        from kcache.kinds.cute_dsl import Target as KernelTarget
+
+        if self._host is None or self._host.paths.flashinfer is None:
+            raise ProbeError("there is no FlashInfer to place kernels for", remedy="Restore on the host that will use them.")
+        interpreter = self._host.paths.interpreter
+        return KernelTarget(
+            package=self._host.paths.flashinfer,
+            search_path=interpreter.search_path,
+            cache_tag=interpreter.cache_tag,
+            soabi=interpreter.abi,
+            arch=arch,
+            environ=self._host.paths.process.environ,
+        )
 
     def shadowing(self, module: str) -> str | None:
         """The library in `data/aot` that FlashInfer would take before any provider's, if there is one."""
@@ -135,34 +194,87 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRequest:
-    """Which environment is meant: `env_file`, or this host as `python` sees it, with `archs` instead of its GPUs."""
+    """Which environment is meant: `env_file`, or this host as `python` sees it, with `archs` and `gpus` instead of its GPUs.
+
+    gpus: names of GPU products (`kcache.gpu_products`); each is an architecture with an SM count.
+    """
 
     python: str | None = None
     archs: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
     env_file: str | None = None
 
 
-def find_target(request: TargetRequest, environ: Mapping[str, str], exports: Mapping[str, str] | None = None) -> Target:
+def find_target(request: TargetRequest, environ: Mapping[str, str], root: CacheRoot | None = None) -> Target:
     """The target of a command.
 
-    Raises:
-        UsageError: the request contradicts itself or names a file that cannot be read. ProbeError: the Python cannot be asked.
-        ManifestError: the file is no environment.
-    """
-    if request.env_file is None:
-        from kcache.probe.host import probe_host
+    Args:
+        root: the cache in force, for commands that put something into FlashInfer's own cache.
 
-        host = probe_host(python=request.python, described_archs=request.archs, environ=environ)
-        return Target(host.environment, host=host, exports=exports)
+    Raises:
+        UsageError: the request contradicts itself, names no GPU product, or a file that cannot be read.
+        ProbeError: the Python cannot be asked. ManifestError: the file is no environment.
+    """
+    if request.env_file is not None:
+        return Target(_described(_saved(request), request), exports=root.exports if root else None)
+    host = find_host(request, environ)
+    return Target(host.environment, host=host, exports=root.exports if root else None, base=root.base if root else None)
+
+
+def find_host(request: TargetRequest, environ: Mapping[str, str]) -> Host:
+    """This host as the request sees it; for what a saved environment does not hold. Raises as `find_target`."""
+    from kcache.probe.host import probe_host
+
+    host = probe_host(python=request.python, described_archs=_arch_names(request), environ=environ)
+    return replace(host, environment=_described(host.environment, request))
+
+
+def read_environment(path: str) -> Environment:
+    """An environment that `kcache env --save` wrote.
+
+    Raises:
+        UsageError: the file cannot be read. ManifestError: it is no environment.
+    """
     try:
-        data = Path(request.env_file).read_bytes()
+        data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"{request.env_file} cannot be read", why=str(error.strerror)) from error
-    environment = parse_environment(decode(data, request.env_file, ENVIRONMENT_BYTES))
-    if request.archs:
+        raise UsageError(f"{path} cannot be read", why=str(error.strerror)) from error
+    return parse_environment(decode(data, path, ENVIRONMENT_BYTES))
+
+
+def _saved(request: TargetRequest) -> Environment:
+    """A saved environment, with the architectures that the request names instead."""
+    assert request.env_file is not None
+    environment = read_environment(request.env_file)
+    if names := _arch_names(request):
         from kcache.archs import flashinfer_arch
         from kcache.probe.cuda import naming_release
 
         release = naming_release(environment.fact("cuda.toolkit"), environment.fact("torch.cuda")) or (0, 0)
-        environment = replace(environment, archs=tuple(sorted({flashinfer_arch(arch, release) for arch in request.archs})))
-    return Target(environment, exports=exports)
+        environment = replace(environment, archs=tuple(sorted({flashinfer_arch(arch, release) for arch in names})))
+    return environment
+
+
+def _arch_names(request: TargetRequest) -> tuple[str, ...]:
+    return (*request.archs, *(found.arch for found in _products(request)))
+
+
+def _products(request: TargetRequest) -> list[GpuProduct]:
+    if not request.gpus:
+        return []
+    from kcache.gpu_products import product
+
+    return [product(name) for name in request.gpus]
+
+
+def _described(environment: Environment, request: TargetRequest) -> Environment:
+    """The environment with the SM counts of the GPU products that the request describes."""
+    from kcache.archs import capability
+
+    products = _products(request)
+    facts = dict(environment.facts)
+    for arch in environment.archs if products else ():
+        counts = sorted({found.sm_count for found in products if found.capability == capability(arch)})
+        if counts:
+            facts[sm_count_fact(arch)] = known(" ".join(map(str, counts)))
+    return replace(environment, facts=facts)

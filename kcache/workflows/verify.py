@@ -128,7 +128,7 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="kcache-verify-") as name:
         scratch = Path(name)
         log, builds, answer = scratch / "compilers", scratch / "builds", scratch / "answer.json"
-        trapped = _trap_compilers(scratch, log)
+        trapped = trap_compilers(scratch, log)
         variables = {**environ, **trapped, "FLASHINFER_DISABLE_JIT": "1", "FLASHINFER_JIT_BUILD_LOG": str(builds)}
         gpu = None
         if described:
@@ -172,7 +172,7 @@ def _module_proof(item: Mapping[str, Any], restored: Sequence[Path]) -> ModulePr
     )
 
 
-def _trap_compilers(scratch: Path, log: Path) -> dict[str, str]:
+def trap_compilers(scratch: Path, log: Path) -> dict[str, str]:
     """Puts traps in place and returns the variables that lead every build into them."""
     traps, cuda = scratch / "bin", scratch / "cuda" / "bin"
     for directory in (traps, cuda):

@@ -51,7 +51,7 @@ def offer(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry]
         ProvidedEntry(
             fingerprint=entry.manifest.fingerprint,
             directory=str(entry.directory),
-            arch=entry.manifest.key.ingredients["gpu.arch"],
+            arch=entry.manifest.key.arch,
             modules=entry.manifest.key.modules,
         )
         for entry in entries
@@ -80,14 +80,14 @@ def _kept(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry]
     if not isinstance(present, list):
         return []
     new = {entry.manifest.fingerprint for entry in installed}
-    taken = {(module, e.manifest.key.ingredients["gpu.arch"]) for e in installed for module in e.manifest.key.modules}
+    taken = {(module, e.manifest.key.arch) for e in installed for module in e.manifest.key.modules}
     kept = []
     for fingerprint in present:
         found = cache.find(str(fingerprint)) if fingerprint not in new else None
         if not isinstance(found, InstalledEntry):
             continue
         key = found.manifest.key
-        replaced = any((module, key.ingredients["gpu.arch"]) in taken for module in key.modules)
+        replaced = any((module, key.arch) in taken for module in key.modules)
         if replaced or not match_key(key, target.environment).accepted:
             continue
         if match_binary(found.manifest, target.facts_for(found.manifest)).accepted:
@@ -99,7 +99,7 @@ def _accept(target: Target, version: str, module: str, entries: Sequence[Install
     holders = [entry for entry in entries if module in entry.manifest.key.modules]
     in_place = all((entry.directory / module_artifact_path(module)).is_file() for entry in holders)
     archs = target.environment.archs
-    served = [a for a in archs if any(arch_score(e.manifest.key.ingredients["gpu.arch"], a) is not None for e in holders)]
+    served = [a for a in archs if any(arch_score(e.manifest.key.arch, a) is not None for e in holders)]
     return acceptance(
         module,
         flashinfer_version=version,

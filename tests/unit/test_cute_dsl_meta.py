@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from kcache import digest
 from kcache.errors import IntegrityError, LockTimeoutError, ProbeError, TrustError
-from kcache.key import Fact, known, undetermined
 from kcache.kinds.cute_dsl import (
     RECORDS,
     VERSIONS,
@@ -33,7 +32,6 @@ from kcache.kinds.cute_dsl import (
     stack_version,
 )
 from kcache.kinds.cute_dsl_install import FRESH, MERGE, REPLACE, SET_ASIDE, Found, install_module, plan_install, read_found
-from kcache.kinds.cute_dsl_key import Ingredients, Wheel, compiler_wheels, match_ingredients, portable_digest
 
 FLASHINFERS = [path for path in os.environ.get("KCACHE_TEST_FLASHINFERS", "").split(os.pathsep) if path]
 """Directories, each with another FlashInfer to put on PYTHONPATH; the installed one is always tested."""
@@ -222,143 +220,6 @@ def test_key_sources_are_named_by_path_inside_the_package(tmp_path: Path) -> Non
         source_digest([str(tmp_path / "missing.py")])
 
 
-def ingredients(**changes: Any) -> Ingredients:
-    values = {
-        "platform.machine": known("x86_64"),
-        "flashinfer.version": known("0.7.4"),
-        "gpu.cute_arch": known("sm_120a"),
-        "gpu.sm_count": known("188"),
-        "tvm_ffi.version": known("0.1.15.post2"),
-    }
-    fields: dict[str, Any] = {
-        "values": values,
-        "sources": {"cute_dsl/utils.py": known("sha256:1")},
-        "wheels": {"nvidia-cutlass-dsl": Wheel(version="4.8.0", content=known("c"), portable=known("p"))},
-        "python": "cpython-311",
-    }
-    for name, value in changes.items():
-        if isinstance(value, dict) and name != "wheels":
-            fields[name] = {**fields[name], **value}
-        else:
-            fields[name] = value
-    return Ingredients(**fields)
-
-
-def wheel(version: str = "4.8.0", content: Fact | None = None, portable: Fact | None = None) -> dict[str, Wheel]:
-    return {"nvidia-cutlass-dsl": Wheel(version=version, content=content or known("c"), portable=portable or known("p"))}
-
-
-@pytest.mark.parametrize(
-    "host",
-    [
-        ingredients(),
-        ingredients(values={"tvm_ffi.version": known("0.1.16")}),
-        ingredients(values={"tvm_ffi.version": known("0.1.15.post3")}),
-        ingredients(python="cpython-312", wheels=wheel(content=known("other"))),
-        ingredients(sources={"not/a/key.py": undetermined("x")}),
-    ],
-)
-def test_what_is_equal_or_compatible_is_accepted(host: Ingredients) -> None:
-    assert match_ingredients(ingredients(), host).accepted
-
-
-@pytest.mark.parametrize(
-    ("host", "field"),
-    [
-        (ingredients(values={"platform.machine": known("aarch64")}), "platform.machine"),
-        (ingredients(values={"flashinfer.version": known("0.7.2.post1")}), "flashinfer.version"),
-        (ingredients(values={"gpu.cute_arch": known("sm_121a")}), "gpu.cute_arch"),
-        (ingredients(values={"gpu.sm_count": known("170")}), "gpu.sm_count"),
-        (ingredients(values={"gpu.sm_count": undetermined("no driver")}), "gpu.sm_count"),
-        (ingredients(values={"tvm_ffi.version": known("0.1.14")}), "tvm_ffi.version"),
-        (ingredients(values={"tvm_ffi.version": known("0.2.0")}), "tvm_ffi.version"),
-        (ingredients(values={"tvm_ffi.version": known("0.1.16rc1")}), "tvm_ffi.version"),
-        (ingredients(values={"tvm_ffi.version": Fact()}), "tvm_ffi.version"),
-        (ingredients(sources={"cute_dsl/utils.py": known("sha256:2")}), "flashinfer/cute_dsl/utils.py"),
-        (ingredients(sources={"cute_dsl/utils.py": Fact()}), "flashinfer/cute_dsl/utils.py"),
-        (ingredients(wheels=wheel(content=known("d"))), "package nvidia-cutlass-dsl"),
-        (ingredients(wheels=wheel(content=undetermined("editable"))), "package nvidia-cutlass-dsl"),
-        (ingredients(wheels=wheel(version="4.8.1")), "package nvidia-cutlass-dsl"),
-        (ingredients(wheels=wheel(version="4.8.1"), python="cpython-312"), "package nvidia-cutlass-dsl"),
-        (ingredients(wheels=wheel(portable=known("q")), python="cpython-312"), "package nvidia-cutlass-dsl"),
-        (ingredients(wheels=wheel(content=known("d")), python=""), "package nvidia-cutlass-dsl"),
-        (ingredients(wheels={}), "package nvidia-cutlass-dsl"),
-        (
-            ingredients(wheels=wheel() | {"nvidia-cutlass-dsl-libs-cu13": wheel()["nvidia-cutlass-dsl"]}),
-            "package nvidia-cutlass-dsl-libs-cu13",
-        ),
-    ],
-)
-def test_what_differs_is_refused_and_named(host: Ingredients, field: str) -> None:
-    decision = match_ingredients(ingredients(), host)
-    assert [check.field for check in decision.differs] == [field]
-    assert field in decision.differs[0].describe()
-
-
-@pytest.mark.parametrize("nobody_knows", [undetermined("no driver"), Fact()])
-def test_what_nobody_knows_is_not_equal(nobody_knows: Fact) -> None:
-    both = ingredients(values={"gpu.sm_count": nobody_knows})
-    assert [check.field for check in match_ingredients(both, both).differs] == ["gpu.sm_count"]
-
-
-def test_strict_takes_nothing_that_is_merely_compatible() -> None:
-    for host in (
-        ingredients(values={"tvm_ffi.version": known("0.1.16")}),
-        ingredients(python="cpython-312", wheels=wheel(content=known("d"))),
-    ):
-        assert match_ingredients(ingredients(), host).accepted
-        assert not match_ingredients(ingredients(), host, strict=True).accepted
-    assert match_ingredients(ingredients(), ingredients(), strict=True).accepted
-
-
-def test_an_entry_that_names_nothing_is_not_accepted() -> None:
-    nothing = Ingredients(values=ingredients().values, sources={}, wheels={}, python="cpython-311")
-    assert {check.field for check in match_ingredients(nothing, nothing).differs} == {"sources", "wheels"}
-
-
-RECORD_PIP = """nvidia_cutlass_dsl/a.py,sha256=a,1
-nvidia_cutlass_dsl/__pycache__/a.cpython-311.pyc,,
-nvidia_cutlass_dsl/_mlir/_cutlass_ir.cu13.cpython-311-x86_64-linux-gnu.so,sha256=b,2
-nvidia_cutlass_dsl/_mlir/_cutlass_ir_version_cu13.py,sha256=c,3
-nvidia_cutlass_dsl/cu13/lib/libx.a,sha256=d,4
-nvidia_cutlass_dsl/cu13/lib/libcute_dsl_runtime.so,sha256=e,5
-x-1.dist-info/INSTALLER,sha256=f,6
-../../../bin/x,sha256=g,7
-"""
-
-
-def test_a_wheels_portable_digest_leaves_out_what_is_of_one_python_or_installer() -> None:
-    other = (
-        RECORD_PIP.replace("311", "312")
-        .replace("=b,", "=b2,")
-        .replace("=c,", "=c2,")
-        .replace("=d,", "=d2,")
-        .replace("=f,", "=uv,")
-    )
-    assert portable_digest(one("x", "1", RECORD_PIP)).value == portable_digest(one("x", "1", other)).value
-    assert portable_digest(one("x", "1", RECORD_PIP)).value != portable_digest(one("x", "2", RECORD_PIP)).value
-    for changed in (RECORD_PIP.replace("=a,", "=a2,"), RECORD_PIP.replace("=e,", "=e2,")):
-        assert portable_digest(one("x", "1", RECORD_PIP)).value != portable_digest(one("x", "1", changed)).value
-    assert portable_digest(one("x")).undetermined
-    assert portable_digest(one("x", "1", "../../../bin/x,,\n")).undetermined
-
-
-def test_the_compiler_is_every_cutlass_package_and_the_first_of_two_counts() -> None:
-    stack = [
-        one("torch"),
-        one("NVIDIA_cutlass.dsl", "4.8.0", RECORD_PIP),
-        one("nvidia-cutlass-dsl", "4.7.0"),
-        one("nvidia-cutlass-dsl-libs-cu13", "4.8.0"),
-    ]
-    wheels = compiler_wheels(stack, {"nvidia-cutlass-dsl": known("sha256:c")})
-    assert {name: found.version for name, found in wheels.items()} == {
-        "nvidia-cutlass-dsl": "4.8.0",
-        "nvidia-cutlass-dsl-libs-cu13": "4.8.0",
-    }
-    assert wheels["nvidia-cutlass-dsl"].content.value == "sha256:c"
-    assert wheels["nvidia-cutlass-dsl-libs-cu13"].content.undetermined
-
-
 META: dict[str, object] = {"arch": "sm120a", "cute_dsl_version": "v", "source_sha256": "s"}
 OTHER: dict[str, object] = META | {"source_sha256": "t"}
 
@@ -543,7 +404,7 @@ def test_flashinfers_filelock_and_ours_exclude_each_other(tmp_path: Path) -> Non
 
 
 def test_neither_torch_nor_flashinfer_nor_importlib_metadata_is_imported() -> None:
-    modules = "kcache.kinds.cute_dsl, kcache.kinds.cute_dsl_key, kcache.kinds.cute_dsl_install"
+    modules = "kcache.kinds.cute_dsl, kcache.kinds.cute_dsl_install, kcache.workflows.kernels"
     code = f"import sys, {modules}; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert not {"torch", "flashinfer", "importlib.metadata", "subprocess", "shutil"} & set(loaded)

@@ -16,7 +16,7 @@ from kcache import digest
 from kcache.documents import LIMITS, decode, unsafe_path
 from kcache.errors import IntegrityError, KcacheError, ManifestError
 from kcache.index import Index, index_entry, index_path, manifest_path, parse_index
-from kcache.key import ABSENT, INGREDIENTS, Environment, known, parse_environment, undetermined
+from kcache.key import ABSENT, INGREDIENTS, NVCC, Environment, known, parse_environment, undetermined
 from kcache.manifest import Manifest, parse_manifest
 
 
@@ -38,7 +38,7 @@ def test_an_index_survives_a_round_trip_and_is_sorted(manifest: Manifest, tmp_pa
     assert {line.key.fingerprint for line in parse_index(encoded).entries} == {manifest.fingerprint, other.fingerprint}
 
 
-@pytest.mark.parametrize("name", INGREDIENTS)
+@pytest.mark.parametrize("name", INGREDIENTS[NVCC])
 def test_every_ingredient_changes_the_fingerprint(name: str) -> None:
     assert make_key("cascade").fingerprint != make_key("cascade", ingredients={name: "other"}).fingerprint
 

@@ -9,7 +9,7 @@ import pytest
 
 from kcache import digest
 from kcache.errors import CollectError
-from kcache.key import INGREDIENTS, known, undetermined
+from kcache.key import INGREDIENTS, NVCC, known, undetermined
 from kcache.kinds.nvcc_modules import BuildFacts, BuiltModule, entry_parts, holds
 from kcache.manifest import ElfFacts, sources_digest
 
@@ -33,7 +33,7 @@ def module(name: str = "cascade", **changes: Any) -> BuiltModule:
 def test_an_entry_holds_all_ingredients_and_the_sources_of_all_its_modules() -> None:
     parts = entry_parts("sampling", FACTS, (module("topk"), module("sampling")))
     assert parts.key.modules == ("sampling", "topk")
-    assert set(parts.key.ingredients) == set(INGREDIENTS)
+    assert set(parts.key.ingredients) == set(INGREDIENTS[NVCC])
     assert set(parts.sources) == {"data/csrc/sampling.cu", "data/csrc/topk.cu", "jit/core.py"}
     assert parts.key.ingredients["flashinfer.sources"] == sources_digest(parts.sources)
     assert [artifact.path for artifact in parts.artifacts] == ["sampling/sampling.so", "topk/topk.so"]
