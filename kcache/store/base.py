@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -84,6 +84,17 @@ class Store(Protocol):
 
         Raises:
             StoreError: nothing changed, except after an `UnavailableError`: then it may have been written.
+        """
+        ...
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        """Writes several objects, as `write` does each of them in turn. A store for which every step is dear takes many at once.
+
+        Returns:
+            For each whether it was written.
+
+        Raises:
+            StoreError: any of them may have been written.
         """
         ...
 

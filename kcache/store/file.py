@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -150,6 +150,9 @@ class FileStore:
             return True
         fsops.sync_directory(staged.path.parent)
         return True
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        return [self.write(name, source, if_absent=if_absent) for name, source in items]
 
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         with self._translated(name):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kcache.errors import ConflictError, NotFoundError, StoreError
@@ -53,6 +53,9 @@ class MemoryStore:
                 return False
             self.objects[name] = data
         return True
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        return [self.write(name, source, if_absent=if_absent) for name, source in items]
 
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         check_name(name)

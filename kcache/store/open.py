@@ -8,18 +8,29 @@ from pathlib import Path
 from kcache.errors import StoreError, UsageError
 from kcache.store.base import Store
 
-KNOWN = "file:///directory, or a plain directory"
+KNOWN = "hf://owner/repo[@revision][/directory], https://host/path (for reading), file:///directory, or a plain directory"
 
 
-def open_store(url: str, *, create: bool = False) -> Store:
+def open_store(
+    url: str,
+    *,
+    create: bool = False,
+    writing: bool = False,
+    private: bool = False,
+    deadline: float | None = None,
+    stall: float = 30.0,
+) -> Store:
     """The store at `url`. Nothing is read or made yet.
 
     Args:
-        url: `file:///dir` or a plain directory.
-        create: whether writing may make a store that is not there.
+        url: `file:///dir`, a plain directory, `hf://owner/repo`, or `https://host/path`.
+        create: whether writing may make a store that is not there; `private`: for its members only, where a store knows such.
+        writing: whether it will be written to. Otherwise a store that changes may be read as it was when it was first asked.
+        deadline: a moment of the monotonic clock after which a store that is far away is not waited for.
+        stall: seconds without a byte after which it is given up, retries included.
 
     Raises:
-        UsageError: no such kind of store. StoreError: a relative path in a directory that is gone.
+        UsageError: no such kind of store. StoreError: a relative path in a directory that is gone, or HF_ENDPOINT is no address.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -28,12 +39,34 @@ def open_store(url: str, *, create: bool = False) -> Store:
         return _directory(url, create=create)
     if scheme == "file":
         return _directory(_local_path(url, rest), create=create)
-    if scheme == "hf":
-        raise UsageError(
-            f"{url}: stores on the Hugging Face Hub come with a later version of kcache",
-            remedy=f"Until then use {KNOWN}.",
-        )
+    if scheme in ("hf", "http", "https"):
+        return _remote(url, scheme, create=create, writing=writing, private=private, deadline=deadline, stall=stall)
     raise UsageError(f"{url}: there are no stores of the kind {scheme}://", remedy=f"Known are: {KNOWN}.")
+
+
+def _remote(url: str, scheme: str, *, create: bool, writing: bool, private: bool, deadline: float | None, stall: float) -> Store:
+    from kcache.store.dial import Patience
+    from kcache.store.wire import Address
+
+    patience = Patience(silence=min(10.0, max(0.5, stall)), connect=min(5.0, max(0.5, stall)), until=deadline or float("inf"))
+    if scheme == "hf":
+        from kcache.store.hf import HfStore
+
+        return HfStore(url, settle=not writing, create=create, private=private, patience=patience, stall=stall)
+    from kcache.store.mirror import MirrorStore
+
+    if "?" in url or "#" in url or "@" in url:
+        raise UsageError(f"{url} does not name a directory on a web server", remedy="Write https://host/path.")
+    if scheme == "http" and not _is_loopback(Address(url).host):
+        raise UsageError(
+            f"{url}: stores over http:// are for this host only, as anybody in between could change what servers run",
+            remedy="Use https://.",
+        )
+    return MirrorStore(url, patience=patience, stall=stall)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _local_path(url: str, rest: str) -> str:

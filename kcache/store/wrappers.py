@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -40,6 +40,9 @@ class Wrapper:
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         return self.inner.write(name, source, if_absent=if_absent)
 
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        return self.inner.write_many(items, if_absent=if_absent)
+
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         self.inner.replace(name, data, expected)
 
@@ -55,6 +58,9 @@ class ReadOnlyStore(Wrapper):
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         raise self._refuse(name)
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        raise self._refuse(items[0][0] if items else "nothing")
 
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         raise self._refuse(name)
@@ -99,7 +105,13 @@ class MetricsStore(Wrapper):
         self.requests["write"] += 1
         written = super().write(name, source, if_absent=if_absent)
         if written:
-            self.bytes_written += len(source) if isinstance(source, bytes) else source.stat().st_size
+            self.bytes_written += _size(source)
+        return written
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        self.requests["write"] += 1
+        written = super().write_many(items, if_absent=if_absent)
+        self.bytes_written += sum(_size(source) for (_, source), done in zip(items, written, strict=True) if done)
         return written
 
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
@@ -110,6 +122,10 @@ class MetricsStore(Wrapper):
     def delete(self, name: str) -> bool:
         self.requests["delete"] += 1
         return super().delete(name)
+
+
+def _size(source: Path | bytes) -> int:
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
 
 
 class RetryStore(Wrapper):
@@ -187,6 +203,10 @@ class RetryStore(Wrapper):
         """As the contract says; after an attempt whose outcome is not known, False may mean that it was this one's."""
         return self._repeat(lambda: self.inner.write(name, source, if_absent=if_absent))
 
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        """As for `write`: after an attempt that failed half way, False may mean that it was this one's."""
+        return self._repeat(lambda: self.inner.write_many(items, if_absent=if_absent))
+
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         uncertain = False
 
@@ -259,6 +279,9 @@ class FaultStore(Wrapper):
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         return self._call("write", name, lambda: self.inner.write(name, source, if_absent=if_absent))
+
+    def write_many(self, items: Sequence[tuple[str, Path | bytes]], *, if_absent: bool) -> Sequence[bool]:
+        return [self.write(name, source, if_absent=if_absent) for name, source in items]
 
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         self._call("replace", name, lambda: self.inner.replace(name, data, expected))

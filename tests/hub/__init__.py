@@ -2,5 +2,5 @@
 
 `python -m tests.hub --root DIR` runs one; `tests.hub.process.HubProcess` runs one for a test, as a process of its own.
 Modules: `state` (repositories on disk), `access` (tokens, and who may do what), `limits` (rate limits), `endpoints` (the
-protocol), `uploads` (LFS), `xet` (tokens, a local content-addressed store), `faults`, `application` (dispatch, the admin's paths).
+protocol), `uploads` (LFS), `xet` (tokens, a local content-addressed store), `faults`, `application` (dispatch, admin's paths).
 """
