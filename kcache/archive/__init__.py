@@ -133,9 +133,10 @@ def unpack(
 
 def _unpack(tape: _Tape, expected: Mapping[str, tuple[int, str]], sink: Sink, background: Background) -> None:
     missing = dict(expected)
+    paths = {tar.member_name(path): path for path in expected}
     while missing:
         head = tape.exactly(tar.BLOCK)
-        path = tar.claimed_path(head)
+        path = paths.get(name := tar.claimed_name(head), name)
         size, sha256 = _admit(head, path, missing, expected)
         content = _verified(path, size, sha256, tape, background)
         sink(path, size, content)
@@ -220,6 +221,8 @@ def _check_expected(expected: Mapping[str, tuple[int, str]], limits: Limits) -> 
     folded = {path.lower() for path in expected}
     if len(folded) != len(expected):
         raise IntegrityError("two members differ only in letter case")
+    if len({tar.member_name(path) for path in expected}) != len(expected):
+        raise IntegrityError("two members have one name")
     if both := folded & directories:
         raise IntegrityError(f"member {min(both)!r} is a directory of another member")
     if (unpacked := sum(size for size, _ in expected.values())) > limits.unpacked_bytes:

@@ -7,6 +7,7 @@ it: no field is interpreted, and nothing can be said in it that kcache would not
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 
 from kcache.errors import IntegrityError
@@ -50,7 +51,7 @@ def header(path: str, size: int) -> bytes:
     """The header of a file.
 
     Raises:
-        IntegrityError: path or size does not fit into it.
+        IntegrityError: the size does not fit into it.
     """
     name, prefix = _split(path)
     if size > MAX_FILE:
@@ -61,18 +62,31 @@ def header(path: str, size: int) -> bytes:
     return before + b"%06o\0 " % checksum + after
 
 
-def _split(path: str) -> tuple[bytes, bytes]:
+def member_name(path: str) -> str:
+    """The name of a path's member: the path, or where that fits into no header, one made of its digest.
+
+    FlashInfer's names of attention modules have up to 200 characters, and each is in its path twice.
+    """
     encoded = path.encode()
+    return path if _cut(encoded) >= 0 else f"long-path/{hashlib.sha256(encoded).hexdigest()}"
+
+
+def _split(path: str) -> tuple[bytes, bytes]:
+    encoded = member_name(path).encode()
+    cut = _cut(encoded)
+    return (encoded[cut + 1 :], encoded[:cut]) if cut else (encoded, b"")
+
+
+def _cut(encoded: bytes) -> int:
+    """Where a path is cut into prefix and name: 0 for no cut, negative where it does not fit."""
     if len(encoded) <= 100:
-        return encoded, b""
+        return 0
     cut = encoded.find(b"/", len(encoded) - 101)
-    if cut < 0 or cut > 155:
-        raise IntegrityError(f"{path} is too long a path for an archive")
-    return encoded[cut + 1 :], encoded[:cut]
+    return cut if 0 < cut <= 155 else -1
 
 
-def claimed_path(found: bytes) -> str:
-    """The path that a header claims, only for looking up and for messages."""
+def claimed_name(found: bytes) -> str:
+    """The member's name that a header claims, only for looking up and for messages."""
     name, prefix = found[:100].split(b"\0", 1)[0], found[345:500].split(b"\0", 1)[0]
     return (prefix + b"/" + name if prefix else name).decode("utf-8", "backslashreplace")
 

@@ -175,11 +175,26 @@ def test_headers_are_those_of_tarfile(length: int) -> None:
     assert (theirs.name, theirs.size, theirs.mode, theirs.type) == (path, 12345, 0o644, tarfile.REGTYPE)
 
 
-@pytest.mark.parametrize("path", ["n" * 101, "d" * 156 + "/n", "d/" + "n" * 101])
-def test_a_path_that_does_not_fit_is_refused_when_packing(tmp_path: Path, path: str) -> None:
-    with pytest.raises(IntegrityError, match="too long a path"):
-        archive.pack(lay(tmp_path / "in", {path: b""}), tmp_path / "a")
-    assert not (tmp_path / "a").exists()
+LONG = ["n" * 101, "d" * 156 + "/n", "d/" + "n" * 101, f"{'m' * 190}/{'m' * 190}.so"]
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_a_path_that_fits_into_no_header_has_a_name_made_of_its_digest(tmp_path: Path, path: str) -> None:
+    files = {path: b"long", "short": b"short"}
+    made = archive.pack(lay(tmp_path / "in", files), tmp_path / "a")
+    data = (tmp_path / "a").read_bytes()
+    found: dict[str, bytes] = {}
+    expected = {path: (len(content), digest.of_bytes(content)) for path, content in files.items()}
+    archive.unpack([data], made, expected, lambda path, size, chunks: found.update({path: b"".join(chunks)}))
+    assert found == files
+    with tarfile.open(fileobj=io.BytesIO(zstandard.ZstdDecompressor().decompress(data))) as opened:
+        assert opened.getnames() == [f"long-path/{digest.of_bytes(path.encode()).removeprefix('sha256:')}", "short"]
+
+
+def test_a_path_that_is_the_name_of_another_is_refused(tmp_path: Path) -> None:
+    taken = f"long-path/{digest.of_bytes(LONG[0].encode()).removeprefix('sha256:')}"
+    with pytest.raises(IntegrityError, match="two members have one name"):
+        archive.pack(lay(tmp_path / "in", {LONG[0]: b"1", taken: b"2"}), tmp_path / "a")
 
 
 def test_what_cannot_be_packed_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
