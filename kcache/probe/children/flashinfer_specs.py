@@ -115,6 +115,7 @@ class Recorder:
         self.specs: dict[str, Any] = {}
         self.makers: dict[str, set[str]] = {}
         self.ran: set[str] = set()
+        self.ran_for: dict[str, set[str]] = {}
         register = core.jit_spec_registry.register
 
         def noted(spec: Any) -> None:
@@ -133,9 +134,9 @@ class Recorder:
         self.makers[spec.name] = files
 
     @contextlib.contextmanager
-    def profiled(self) -> Iterator[None]:
+    def profiled(self, ran: set[str]) -> Iterator[None]:
         """Within: notes the file of every Python function that runs, for generators that write sources."""
-        sys.setprofile(lambda frame, event, argument: self.ran.add(frame.f_code.co_filename) if event == "call" else None)
+        sys.setprofile(lambda frame, event, argument: ran.add(frame.f_code.co_filename) if event == "call" else None)
         try:
             yield
         finally:
@@ -216,7 +217,11 @@ def make(names: list[str], recorder: Recorder, network: Network) -> dict[str, st
     def missing() -> list[str]:
         return [name for name in names if name not in recorder.specs and f"gen_{name}_module" not in problems]
 
-    with recorder.profiled():
+    by_name = importlib.import_module("attention_specs").candidates  # beside this file, which Python puts on its path
+    for name, functions in by_name(missing()).items():
+        with recorder.profiled(recorder.ran_for.setdefault(name, set())):
+            _run(functions, network, problems)
+    with recorder.profiled(recorder.ran):
         if missing():
             found = generators(network, problems)
             _run(
@@ -256,7 +261,7 @@ def _described(spec: Any, recorder: Recorder) -> dict[str, Any]:
     root = str(recorder.package) + os.sep
     sources = [str(Path(source).resolve()) for source in spec.sources]
     written = [source for source in sources if not source.startswith(root)]
-    makers = recorder.inside(recorder.makers[spec.name] | (recorder.ran if written else set()))
+    makers = recorder.inside(recorder.makers[spec.name] | (recorder.ran_for.get(spec.name, recorder.ran) if written else set()))
     return {
         "ninja": str(spec.ninja_path),
         "library": str(getattr(spec, "jit_library_path", None) or spec.ninja_path.parent / f"{spec.name}.so"),
@@ -268,7 +273,7 @@ def _described(spec: Any, recorder: Recorder) -> dict[str, Any]:
 def list_modules(recorder: Recorder, network: Network) -> dict[str, Any]:
     """Every nvcc module of this FlashInfer version for this architecture: name -> the files that make it."""
     problems: dict[str, str] = {}
-    with recorder.profiled():
+    with recorder.profiled(recorder.ran):
         _run(generators(network, problems), network, problems)
         all_modules(network, problems)
     specs = {name: spec for name, spec in recorder.specs.items() if recorder.is_nvcc(spec)}
