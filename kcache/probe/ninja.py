@@ -179,3 +179,16 @@ def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
+
+
+def unfinished(build: Ninja, target: str) -> str:
+    """What ninja would still have to do for a target, in a line; empty if it is whole and newer than all it was made of."""
+    command = [build.program, "-n", "-v", "-C", str(build.folder), "-f", str(build.file), target]
+    environ = {**build.environ, "NINJA_STATUS": ""}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace", env=environ)
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("ninja: Entering directory")]
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or lines or ["ninja failed"])[-1][:300]
+    if any(line.startswith("ninja: no work to do") for line in lines):
+        return ""
+    return f"ninja would run {len(lines)} command{'s' if len(lines) != 1 else ''}"
