@@ -71,12 +71,16 @@ def _stated_release(home: str) -> str | None:
     return found[0] if found else None
 
 
-def naming_release(toolkit: Fact, torch_cuda: Fact) -> tuple[int, int] | None:
+def naming_release(toolkit: Fact, torch_cuda: Fact, runtime: Fact = ABSENT) -> tuple[int, int] | None:
     """The CUDA release that FlashInfer names 12.x architectures by: nvcc's, else torch's; None if there is neither.
 
     flashinfer/jit/cpp_ext.py, get_cuda_version (0.6.18 to 0.7.4). An nvcc that does not run counts as none there, too.
+
+    Args:
+        runtime: the CUDA runtime's release, for a described GPU on a host with a CPU build of torch: the server that is meant
+            will have a CUDA build for that runtime.
     """
-    for fact in (toolkit, torch_cuda):
+    for fact in (toolkit, torch_cuda, runtime):
         if fact.known and (found := re.match(r"(\d+)\.(\d+)", fact.value or "")):
             return int(found[1]), int(found[2])
     return None

@@ -94,18 +94,19 @@ def probe_host(*, python: str | None, described_archs: Sequence[str], environ: M
         process=process,
     )
     report = gpus.find_gpus(environ, process.find(gpus.NVML_LIBRARY))
+    facts["cuda.runtime"] = _cuda_runtime(facts["torch.cuda"], installed, process)
+    described_for = facts["cuda.runtime"] if described_archs else ABSENT
     chosen = gpus.choose_archs(
         described=described_archs,
         listed=environ.get(gpus.ARCH_LIST),
         gpus=report,
-        release=lambda: cuda.naming_release(cuda.toolkit_release(environ), facts["torch.cuda"]),
+        release=lambda: cuda.naming_release(cuda.toolkit_release(environ), facts["torch.cuda"], described_for),
     )
     facts |= _machine_facts(interpreter)
     facts |= libraries.libstdcxx_facts(process.find("libstdc++.so.6"))
     facts |= {"gpu.names": report.names, "gpu.source": chosen.source, "driver.version": report.driver}
     facts |= {sm_count_fact(arch): gpus.sm_counts(report.gpus, arch) for arch in chosen.archs}
     facts |= _package_facts(installed)
-    facts["cuda.runtime"] = _cuda_runtime(facts["torch.cuda"], installed, process)
     return Host(environment=Environment(facts=facts, archs=chosen.archs), paths=paths, gpus=report)
 
 

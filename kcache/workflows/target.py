@@ -250,7 +250,8 @@ def _saved(request: TargetRequest) -> Environment:
         from kcache.archs import flashinfer_arch
         from kcache.probe.cuda import naming_release
 
-        release = naming_release(environment.fact("cuda.toolkit"), environment.fact("torch.cuda")) or (0, 0)
+        facts = (environment.fact(name) for name in ("cuda.toolkit", "torch.cuda", "cuda.runtime"))
+        release = naming_release(*facts) or (0, 0)
         environment = replace(environment, archs=tuple(sorted({flashinfer_arch(arch, release) for arch in names})))
     return environment
 
