@@ -194,7 +194,11 @@ def install(gpu: dict[str, Any], cuda_release: str) -> None:
     tensor.item = lambda self: 1  # values are made up: weights are prepared from them, kernels are not chosen by them
     tensor.__dlpack__ = _dlpack
     tensor.__dlpack_device__ = lambda self: (_CUDA, 0)
-    if hasattr(tensor, "__dlpack_c_exchange_api__"):  # the way past Python, which tvm-ffi takes first
+    try:  # tvm-ffi compiles the way past Python where torch has none; it looks once, when it is imported
+        importlib.import_module("tvm_ffi")
+    except ImportError:
+        pass
+    if hasattr(tensor, "__dlpack_c_exchange_api__"):  # that way is taken first, and knows nothing of described GPUs
         del tensor.__dlpack_c_exchange_api__
 
 
