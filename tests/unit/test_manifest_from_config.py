@@ -33,6 +33,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
                    "num_experts_per_tok": 8, "hidden_act": "silu"},
     "deepseek-v4-flash": {"model_type": "deepseek_v4", "hidden_size": 4096, "moe_intermediate_size": 2048, "expert_dtype": "fp4",
                           "n_routed_experts": 256, "num_experts_per_tok": 6, "hidden_act": "silu", "swiglu_limit": 10.0},
+    "qwen3-235b-a22b": {"model_type": "qwen3_moe", "hidden_size": 4096, "intermediate_size": 12288, "num_experts": 128,
+                        "moe_intermediate_size": 1536, "num_experts_per_tok": 8, "hidden_act": "silu"},
+    "qwen3-next-80b-a3b": {"model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120, "num_experts": 512,
+                           "moe_intermediate_size": 512, "num_experts_per_tok": 10, "hidden_act": "silu"},
+    "glm-4.5-air": {"model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+                    "n_routed_experts": 128, "num_experts_per_tok": 8, "hidden_act": "silu"},
+    "nemotron-3-nano-30b-a3b": {"model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856,
+                                "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+                                "n_routed_experts": 128, "num_experts_per_tok": 6, "mlp_hidden_act": "relu2"},
 }  # fmt: skip
 
 
@@ -50,6 +59,10 @@ def test_a_config_gives_the_numbers_of_the_shipped_manifest(name: str) -> None:
     shipped = read_recipe(str(MANIFESTS / f"{name}.toml")).model
     for field in ("hidden_size", "moe_intermediate_size", "experts", "top_k", "activation", "swiglu"):
         assert getattr(made, field) == getattr(shipped, field), field
+
+
+def test_every_shipped_manifest_is_held_against_a_config() -> None:
+    assert {path.stem for path in MANIFESTS.glob("*.toml")} == set(CONFIGS)
 
 
 def test_gpt_oss_is_clamped_also_where_its_config_names_no_limit() -> None:
@@ -172,6 +185,7 @@ def test_a_number_for_each_layer_counts_if_all_are_equal() -> None:
         ({"swiglu_limit": float("nan")}, ["model.swiglu_limit"]),
         ({"hidden_act": ["silu"]}, ["hidden_act"]),
         ({"_name_or_path": "x" * 300}, ["model.name"]),
+        ({"_name_or_path": "two\nlines"}, ["model.name"]),
     ],
 )
 def test_a_config_with_absurd_values_is_refused_by_their_names(change: dict[str, Any], paths: list[str]) -> None:

@@ -58,10 +58,16 @@ def test_every_shipped_manifest_parses_and_says_what_is_not_built(path: Path) ->
     recipe = read_recipe(str(path))
     text = path.read_text()
     assert text.startswith("# Values: ")
-    assert recipe.model.name in text.partition("format =")[0]
+    head = text.partition("format =")[0]
+    assert f"{recipe.model.name} on the Hugging Face Hub, config.json: " in " ".join(head.replace("#", "").split())
+    assert recipe.model.source == f"{recipe.model.name}, config.json"
     assert bool(dry_run_cases(recipe, "0.7.4")) != ("nothing of b12x-moe" in text)
     refused = check_shapes(recipe, "0.7.4")
     assert ("Not allowed" in text) == bool(refused)
+    told = " ".join(text.partition("Not allowed:")[2].partition("format =")[0].replace("#", "").split())
+    assert all(problem.shape.mode in told or "either mode" in told for problem in refused)
+    for tp in {problem.shape.tp for problem in refused} if len(recipe.parallel.tp) > 1 and len(recipe.parallel.ep) == 1 else ():
+        assert f"tp {tp}" in told
 
 
 def test_at_least_eight_models_are_shipped() -> None:
