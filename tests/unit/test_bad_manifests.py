@@ -178,6 +178,19 @@ def test_a_value_out_of_range_is_told_with_what_is_wanted(field: Field, value: A
     assert problem.isprintable()
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        *(("targets.arches", value) for value in ("sm_90a", "90a", "9.0b", "9", "9.0a ", "9.0a,9.0a", "\u0669.\u0660")),
+        *(("targets.cuda", value) for value in ("13", "13.0.88", "v13.0", "9.0", "13.0\n")),
+        *(("targets.flashinfer", value) for value in ("latest", ">=0.7.4", "0.7", "0.7.4+cu130", "0.7.4.post", "0.7.x")),
+    ],
+)
+def test_a_text_that_is_no_name_of_its_sort_is_told(path: str, value: str) -> None:
+    (field,) = [field for field in FIELDS if field.path == path]
+    assert field.rule.wanted in only(changed(path, value if field.least is None else [value]), path)
+
+
 @pytest.mark.parametrize("field", [field for field in FIELDS if field.least is not None], ids=lambda field: str(field.path))
 def test_a_value_that_is_there_twice_is_told(field: Field) -> None:
     first = in_good(field)[0]
