@@ -18,24 +18,34 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   kcache publish out --to /mnt/kcache
-  kcache publish out --to file:///mnt/kcache --dry-run""",
+  kcache publish out --to hf://owner/repo --create --private
+  kcache publish out --to hf://owner/repo --dry-run""",
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--to", "store", required=True, metavar="STORE", help="Where to publish: a directory, or file:///directory.")
+@click.option("--to", "store", required=True, metavar="STORE", help="Where to publish: a directory, or hf://owner/repo.")
 @click.option("--replace", is_flag=True, help="Replace entries of the same key whose files are different.")
+@click.option("--create", is_flag=True, help="Make the repository, or the branch, if it is not there.")
+@click.option("--private", is_flag=True, help="With --create: for its owner's members only.")
+@click.option("--revision", metavar="BRANCH", help="Publish to this branch of the repository.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be uploaded.")
 @json_option
-def command(directory: Path, store: str, replace: bool, dry_run: bool, as_json: bool) -> None:
+def command(
+    directory: Path, store: str, replace: bool, create: bool, private: bool, revision: str | None, dry_run: bool, as_json: bool
+) -> None:
     """Upload the entries in DIR, then make them visible.
 
     \b
     DIR is what `kcache build -o DIR` wrote; every entry is verified first. Entries that the store has are not uploaded again.
     Readers see an entry when it is whole. If this is interrupted, run it again.
     """
-    from kcache.store.open import open_store
+    from kcache.store.open import at_revision, open_store
     from kcache.workflows.publish import publish
 
-    report = publish(directory, open_store(store, create=True), replace=replace, dry_run=dry_run, progress=_progress)
+    on_hub = store.startswith("hf://")
+    if not on_hub and (create or private or revision):
+        raise click.UsageError("--create, --private and --revision are for repositories on the Hub.")
+    opened = open_store(at_revision(store, revision), create=create or not on_hub, writing=True, private=private)
+    report = publish(directory, opened, replace=replace, dry_run=dry_run, page=on_hub, progress=_progress)
     for line in report.warnings:
         messages.say(line)
     if as_json:

@@ -58,7 +58,7 @@ class HfStore:
         self.settings = HubSettings(os.environ if environ is None else environ)
         self._settle, self._create, self._private = settle, create, private
         self._patience, self._stall = patience or Patience(), stall
-        self._answers = FileAnswers(self.place, self.settings, AGENT)
+        self._answers = FileAnswers(self.place, self.settings, AGENT, to_be_made=create)
         self._files = Web(self._answers, patience=self._patience, stall=stall, environ=self.settings.environ)
         self._made: Uploader | None = None
 
@@ -69,6 +69,11 @@ class HfStore:
     def commit(self) -> str | None:
         """The commit that is read: the one asked for, or the one of the first answer."""
         return self.place.revision if COMMIT.fullmatch(self.place.revision) else self._answers.commit
+
+    @property
+    def http_requests(self) -> int:
+        """How many were sent for reading, redirects and repetitions among them."""
+        return self._files.requests
 
     def _what(self, name: str) -> str:
         return f"{name} in {self.place.given}"
@@ -112,7 +117,7 @@ class HfStore:
         address = f"{self.settings.endpoint}/api/models/{self.place.repo}/tree/{_segment(revision)}"
         address += f"/{_segment(directory)}" if directory else ""
         address += "?recursive=true&expand=false"
-        answers = ApiAnswers(self.place, self.settings, AGENT)
+        answers = ApiAnswers(self.place, self.settings, AGENT, to_be_made=self._create)
         web = Web(answers, patience=self._patience, stall=self._stall, environ=self.settings.environ)
         what = f"the list of {self.place.given}"
         for _ in range(PAGES):

@@ -113,8 +113,12 @@ def _clean(text: str) -> str:
 class FileAnswers:
     """Answers of the resolver, `{endpoint}/{repo}/resolve/{revision}/{path}`. `commit` is the one that the last answer was of."""
 
-    def __init__(self, place: Place, settings: HubSettings, agent: str) -> None:
-        self._place, self._settings = place, settings
+    def __init__(self, place: Place, settings: HubSettings, agent: str, *, to_be_made: bool = False) -> None:
+        """
+        Args:
+            to_be_made: a repository or revision that is not there has no objects yet.
+        """
+        self._place, self._settings, self._to_be_made = place, settings, to_be_made
         self._headers = {"User-Agent": agent}
         if settings.token:
             self._headers["Authorization"] = f"Bearer {settings.token}"
@@ -143,7 +147,12 @@ class FileAnswers:
         code, said = answer.headers.get("x-error-code", ""), answer.headers.get("x-error-message", "")
         status, repo = answer.status, self._place.repo
         answer.drop()
-        if code == "EntryNotFound" or (status == 404 and not code and "x-repo-commit" in answer.headers):
+        missing = code in ("RevisionNotFound", "RepoNotFound")
+        if (
+            code == "EntryNotFound"
+            or (missing and self._to_be_made)
+            or (status == 404 and not code and "x-repo-commit" in answer.headers)
+        ):
             raise NotFoundError(f"there is no {what}")
         if code == "RevisionNotFound":
             raise StoreError(f"{repo} on {self._settings.host} has no revision {self._place.revision}", remedy="Check the name.")

@@ -40,6 +40,11 @@ class MirrorStore:
     def describe(self) -> str:
         return self._url
 
+    @property
+    def http_requests(self) -> int:
+        """How many were sent, redirects and repetitions among them."""
+        return self._web.requests
+
     def headers(self) -> Mapping[str, str]:
         return {"User-Agent": AGENT}
 

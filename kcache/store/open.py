@@ -44,11 +44,37 @@ def open_store(
     raise UsageError(f"{url}: there are no stores of the kind {scheme}://", remedy=f"Known are: {KNOWN}.")
 
 
+def at_revision(url: str, revision: str | None) -> str:
+    """A repository's address with a revision, which must not have another one.
+
+    Raises:
+        UsageError: it has another one.
+    """
+    if revision is None:
+        return url
+    owner, slash, rest = url.removeprefix("hf://").partition("/")
+    repo, other, directory = rest.partition("/")
+    name, _, given = repo.partition("@")
+    quoted = revision.replace("/", "%2F")
+    if given and given != quoted:
+        raise UsageError(f"{url} is of another revision than {revision}", remedy="Give one of them.")
+    return f"hf://{owner}{slash}{name}@{quoted}{other}{directory}"
+
+
+def is_pinned(url: str) -> bool:
+    """Whether a store can never change: a commit of a repository."""
+    if not url.startswith("hf://"):
+        return False
+    revision = url.partition("@")[2].partition("/")[0]
+    return len(revision) == 40 and not revision.strip("0123456789abcdef")
+
+
 def _remote(url: str, scheme: str, *, create: bool, writing: bool, private: bool, deadline: float | None, stall: float) -> Store:
     from kcache.store.dial import Patience
     from kcache.store.wire import Address
 
-    patience = Patience(silence=min(10.0, max(0.5, stall)), connect=min(5.0, max(0.5, stall)), until=deadline or float("inf"))
+    # Two silences and three failures to connect fit in.
+    patience = Patience(silence=min(10.0, stall / 2), connect=min(5.0, stall / 3), until=deadline or float("inf"))
     if scheme == "hf":
         from kcache.store.hf import HfStore
 

@@ -60,6 +60,7 @@ class Web:
         """
         self._site, self.patience, self._stall, self._environ = site, patience, stall, environ
         self._idle: dict[tuple[str, str, int], Connection] = {}
+        self.requests = 0
 
     def get(self, url: str, what: str, *, method: str = "GET", leave: bool = True) -> Answer:
         """The answer to a request, after redirects.
@@ -132,10 +133,13 @@ class Web:
         raise StoreError(f"{what} is redirected more than {REDIRECTS} times", why=f"at last to {at.url}")
 
     def _ask(self, method: str, at: Address, headers: Mapping[str, str]) -> Answer:
+        self.requests += 1
         kept = self._idle.pop(at.origin, None)
         if kept is not None and kept.idle:
             try:
-                return kept.ask(method, at, headers)
+                answer = kept.ask(method, at, headers)
+                self._idle[at.origin] = kept
+                return answer
             except UnavailableError as error:
                 if isinstance(error.__cause__, TimeoutError):
                     raise  # otherwise it was closed meanwhile, most likely: a new one, at once

@@ -12,8 +12,9 @@ from kcache.errors import InstallError, ProbeError, TrustError
 from kcache.local_cache import LocalCache
 from kcache.probe.caches import cache_root
 from kcache.report import ERROR, HIT, RestoreReport
-from kcache.store.open import open_store
-from kcache.store.wrappers import MetricsStore
+from kcache.store.base import Store
+from kcache.store.open import is_pinned, open_store
+from kcache.store.wrappers import MetricsStore, Wrapper
 from kcache.values import replace
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.kernels import in_use
@@ -22,9 +23,6 @@ from kcache.workflows.target import Target, TargetRequest, find_target
 
 if TYPE_CHECKING:
     from kcache.workflows.verify import Proof
-
-HTTP_STORES = ("hf://", "http://", "https://")
-"""Stores whose requests go over HTTP; every other one is counted as none."""
 
 
 def restore_here(
@@ -48,12 +46,13 @@ def restore_here(
     cache, target = here(where, environ)
     opened: list[MetricsStore] = []
     request = replace(request, python_path=environ.get("PYTHONPATH", ""))
-    report = restore(request, [partial(_open, store, opened) for store in stores], cache, target, deadline)
+    makers = [partial(_open, store, opened, cache, deadline, left=len(stores) - number) for number, store in enumerate(stores)]
+    report = restore(request, makers, cache, target, deadline)
     return replace(
         report,
         warnings=(*_passed_over(environ, cache), *report.warnings),
         bytes_downloaded=sum(store.bytes_read for store in opened),
-        http_requests=sum(store.requests.total() for store in opened if store.describe().startswith(HTTP_STORES)),
+        http_requests=sum(map(_http_requests, opened)),
         env={**report.env, **_bounded_jobs(report, environ)},
     )
 
@@ -100,10 +99,24 @@ def needed_by_server(environ: Mapping[str, str]) -> dict[str, str]:
     return {**cache_root(environ, os.geteuid()).exports, **_jobs(environ)}
 
 
-def _open(address: str, opened: list[MetricsStore]) -> MetricsStore:
-    store = MetricsStore(open_store(address))
+def _open(address: str, opened: list[MetricsStore], cache: LocalCache, deadline: Deadline, *, left: int) -> MetricsStore:
+    """A store that may take its share of the time: `left` stores, this one among them, have not been asked."""
+    inner = open_store(address, deadline=deadline.at, stall=deadline.left() / left)
+    if is_pinned(address):
+        from kcache.workflows.pinned import PinnedReads
+
+        inner = PinnedReads(inner, cache)
+    store = MetricsStore(inner)
     opened.append(store)
     return store
+
+
+def _http_requests(store: Store) -> int:
+    """How many requests a store has sent; none where it does not speak HTTP."""
+    while isinstance(store, Wrapper):
+        store = store.inner
+    found: int = getattr(store, "http_requests", 0)
+    return found
 
 
 def _bounded_jobs(report: RestoreReport, environ: Mapping[str, str]) -> dict[str, str]:

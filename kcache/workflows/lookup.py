@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from kcache.documents import LIMITS
-from kcache.errors import KcacheError
+from kcache.errors import KcacheError, StoreError
 from kcache.index import IndexEntry, parse_index
 from kcache.manifest import Manifest
 from kcache.match import Check, match_binary, match_key
@@ -76,8 +76,11 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False)
     Raises:
         StoreError, IntegrityError, ManifestError: the store cannot be read, or what it says cannot be used.
     """
-    environments = tuple(list_environments(store))
     index = read_index(store, target.index_ingredients())
+    try:
+        environments = tuple(list_environments(store))
+    except StoreError:
+        environments = ()  # a mirror cannot say what it has; the answer does not need it
     own = index.entries if index is not None else ()
     found = [entry for entry in own if asked.takes(entry.key)]
     decided = candidates(found, target.environment, strict=strict)

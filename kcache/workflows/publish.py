@@ -1,8 +1,9 @@
 """Publishing: built entries into a store, the pointer last.
 
 Order of writes: every archive, then every manifest, then the index of each environment that was touched (`kcache.workflows.
-reindex`). What an index names is whole, so a reader sees an entry or does not; a call that died at any point left nothing that
-harms, and the next one, whoever makes it, completes it. Publishing the same again uploads nothing.
+reindex`), then the page that people see. Whatever a store takes at once goes to it at once. What an index names is whole, so a
+reader sees an entry or does not; a call that died at any point left nothing that harms, and the next one, whoever makes it,
+completes it. Publishing the same again uploads nothing.
 
 Replacing, only if asked for, writes a manifest of the next generation beside the old one. Readers that hold the old index go on
 reading what it names.
@@ -21,6 +22,7 @@ from kcache.errors import ConflictError, IntegrityError, ManifestError
 from kcache.index import archive_path, index_directory
 from kcache.store.base import Store
 from kcache.workflows.build_output import BuiltEntry, read_build_output
+from kcache.workflows.page import keep_page
 from kcache.workflows.reindex import Newest, archive_in_place, generation_path, newest_manifests, read_published, rebuild_index
 
 UPLOADED, REPLACED, PRESENT = "uploaded", "replaced", "present"
@@ -92,7 +94,13 @@ class _Plan:
 
 
 def publish(
-    directory: Path, store: Store, *, replace: bool = False, dry_run: bool = False, progress: Progress = lambda line: None
+    directory: Path,
+    store: Store,
+    *,
+    replace: bool = False,
+    dry_run: bool = False,
+    page: bool = False,
+    progress: Progress = lambda line: None,
 ) -> PublishReport:
     """Publishes every entry of a build output directory. Nothing is written unless all of them may be.
 
@@ -100,6 +108,7 @@ def publish(
         directory: what `kcache build -o` wrote.
         replace: let an entry take the place of a published one of the same key whose files are different.
         dry_run: only find out what would be done.
+        page: keep a README.md that says what the store holds (see `kcache.workflows.page`).
 
     Raises:
         UsageError: no entries there.
@@ -117,8 +126,7 @@ def publish(
         todo = [plan for plan in plans if plan.status != PRESENT]
         size = sum(plan.entry.manifest.archive.size + len(plan.entry.encoded) for plan in todo)
         return _report(store, plans, sorted({f"{plan.directory}/index.json" for plan in todo}), size, dry_run=True)
-    uploaded = sum(_upload_archive(store, plan, progress) for plan in plans)
-    uploaded += sum(_upload_manifest(store, plan, replace=replace, progress=progress) for plan in plans)
+    uploaded = _upload(store, [plan for plan in plans if plan.status != PRESENT], replace=replace, progress=progress)
     indexes: list[str] = []
     warnings: list[str] = []
     for shelf in shelves:
@@ -128,6 +136,10 @@ def publish(
             progress(f"made visible in {shelf}/index.json")
             uploaded += rebuilt.size
             indexes.append(f"{shelf}/index.json")
+    if page:
+        kept = keep_page(store, changed=bool(indexes))
+        uploaded += kept.size
+        warnings += kept.warnings
     return _report(store, plans, indexes, uploaded, dry_run=False, warnings=warnings)
 
 
@@ -163,18 +175,35 @@ def _refuse(conflicts: list[_Plan], store: Store) -> None:
     )
 
 
-def _upload_archive(store: Store, plan: _Plan, progress: Progress) -> int:
-    facts = plan.entry.manifest.archive
-    if plan.status == PRESENT or archive_in_place(store, plan.entry.manifest):
-        return 0
-    progress(f"uploading {plan.entry.archive.name} ({facts.size / 1e6:.1f} MB)")
-    store.write(archive_path(facts.sha256), plan.entry.archive, if_absent=False)
-    return facts.size
+def _upload(store: Store, plans: list[_Plan], *, replace: bool, progress: Progress) -> int:
+    """Archives, then manifests, as one list, so that a store can take both in one step; the number of bytes that went up."""
+    archives = {}
+    for plan in plans:
+        facts = plan.entry.manifest.archive
+        path, found = archive_path(facts.sha256), store.stat(archive_path(facts.sha256))
+        if found is None:
+            archives[path] = plan.entry.archive
+            progress(f"uploading {plan.entry.archive.name} ({facts.size / 1e6:.1f} MB)")
+        elif found.size != facts.size:
+            store.write(path, plan.entry.archive, if_absent=False)
+    manifests = [(generation_path(plan.entry.manifest.key, plan.generation), plan) for plan in plans]
+    items: list[tuple[str, Path | bytes]] = [*archives.items(), *((path, plan.entry.encoded) for path, plan in manifests)]
+    written = store.write_many(items, if_absent=True) if items else []
+    size = sum(_size(source) for (_, source), done in zip(items, written, strict=True) if done)
+    for (path, plan), done in zip(manifests, written[len(archives) :], strict=True):
+        if done:
+            progress(f"uploaded {path}")
+        else:
+            size += _upload_manifest(store, plan, replace=replace, progress=progress)
+    return size
+
+
+def _size(source: Path | bytes) -> int:
+    return len(source) if isinstance(source, bytes) else source.stat().st_size
 
 
 def _upload_manifest(store: Store, plan: _Plan, *, replace: bool, progress: Progress) -> int:
-    if plan.status == PRESENT:
-        return 0
+    """A manifest whose name was taken."""
     entry, generation = plan.entry, plan.generation
     key, fingerprint = entry.manifest.key, entry.manifest.fingerprint
     while not store.write(path := generation_path(key, generation), entry.encoded, if_absent=True):

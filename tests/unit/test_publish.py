@@ -496,7 +496,9 @@ def test_the_command_publishes_and_answers_in_json(tmp_path: Path) -> None:
     ("arguments", "code", "message"),
     [
         (["publish", "none", "--to", "store"], 2, "cannot read none"),
-        (["publish", "out", "--to", "hf://a/b"], 2, "later version"),
+        (["publish", "out", "--to", "hf://a"], 2, "does not name a repository"),
+        (["publish", "out", "--to", "store", "--private"], 2, "on the Hub"),
+        (["publish", "out", "--to", "hf://a/b@c", "--revision", "d"], 2, "another revision"),
         (["publish", "out"], 2, "--to"),
         (["publish", "bad", "--to", "store"], 12, "is damaged"),
         (["publish", "other", "--to", "store"], 1, "--replace"),
