@@ -8,7 +8,7 @@ import sys
 import click
 
 from kcache.cli import exit_codes
-from kcache.cli.options import archs_option, json_option, python_option
+from kcache.cli.options import archs_option, gpus_option, json_option, python_option
 
 
 @click.command(
@@ -18,9 +18,10 @@ Examples:
   kcache doctor --python /opt/venv/bin/python --json"""
 )
 @archs_option
+@gpus_option
 @python_option
 @json_option
-def command(archs: tuple[str, ...], python: str | None, as_json: bool) -> None:
+def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, as_json: bool) -> None:
     """Every known reason why a restored cache would not be used here, each with its remedy.
 
     Ends with 0 when nothing stops its use, with 1 otherwise.
@@ -28,7 +29,7 @@ def command(archs: tuple[str, ...], python: str | None, as_json: bool) -> None:
     from kcache.workflows.doctor import ERROR, examine
     from kcache.workflows.target import TargetRequest
 
-    findings = examine(TargetRequest(python=python, archs=archs), os.environ)
+    findings = examine(TargetRequest(python=python, archs=archs, gpus=gpus), os.environ)
     stopped = any(finding.severity == ERROR for finding in findings)
     if as_json:
         from kcache.cli.main import echo_json

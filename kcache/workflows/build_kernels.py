@@ -1,7 +1,7 @@
 """Compiles the CuTe-DSL kernels of build manifests, and writes them down as entries: one for each model, layout of ranks and GPU.
 
-The farm needs neither a GPU nor nvcc: a child process makes the model's calls on a described GPU, and FlashInfer itself compiles
-and exports what they ask for (`kcache.workflows.cute_build`). What FlashInfer does not allow or keep is reported by name. A kernel
+The farm needs neither a GPU nor nvcc: a child process makes the calls on a described GPU, and FlashInfer itself compiles
+and exports what they ask for (`kcache.workflows.cute_build`). What it does not allow or keep is reported by name. A kernel
 that fails costs only itself: the entry holds the others, and the build is partial.
 """
 

@@ -9,49 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from kcache import fsops, match
 from kcache.errors import TrustError
-from kcache.key import ABSENT, Environment, Fact
+from kcache.key import ABSENT
 from kcache.probe import cuda, gpus, packages
-from kcache.probe.caches import CacheRoot, cache_root, is_noexec
-from kcache.probe.host import Host, probe_host, resolve
+from kcache.probe.caches import cache_root, is_noexec
+from kcache.probe.host import Host, resolve
 from kcache.probe.libraries import DRIVER_LIBRARY, TVM_FFI_LIBRARY
-from kcache.workflows.target import TargetRequest
-
-ERROR = "error"
-WARNING = "warning"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One reason, for people and for machines. `code` never changes its meaning."""
-
-    code: str
-    severity: str
-    what: str
-    remedy: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"code": self.code, "severity": self.severity, "what": self.what, "remedy": self.remedy}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patient:
-    """What the checks look at: the host, where its cache is, and the server's variables."""
-
-    host: Host
-    cache: CacheRoot
-    environ: Mapping[str, str]
-
-    @property
-    def environment(self) -> Environment:
-        return self.host.environment
-
-    def fact(self, name: str) -> Fact:
-        return self.host.environment.fact(name)
+from kcache.workflows.doctor_kernels import check_compiler, check_kernel_switches
+from kcache.workflows.findings import ERROR, WARNING, Finding, Patient
+from kcache.workflows.target import TargetRequest, find_host
 
 
 def examine(request: TargetRequest, environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -60,7 +29,7 @@ def examine(request: TargetRequest, environ: Mapping[str, str]) -> tuple[Finding
     Raises:
         ProbeError, UsageError: the Python cannot be asked, or a described architecture is none.
     """
-    host = probe_host(python=request.python, described_archs=request.archs, environ=environ)
+    host = find_host(request, environ)
     patient = Patient(host=host, cache=cache_root(environ, os.geteuid()), environ=environ)
     findings = [finding for check in CHECKS for finding in check(patient)]
     return tuple(sorted(findings, key=lambda finding: finding.severity != ERROR))
@@ -290,4 +259,6 @@ CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     check_shadows,
     check_variables,
     check_libraries,
+    check_kernel_switches,
+    check_compiler,
 )

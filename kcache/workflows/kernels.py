@@ -16,7 +16,6 @@ from kcache import digest
 from kcache.errors import InstallError, KcacheError, ProbeError
 from kcache.fsops import Identity
 from kcache.kernel_facts import KernelFacts
-from kcache.kinds.cute_dsl import Target as KernelTarget
 from kcache.kinds.cute_dsl import expected_meta, module_directory
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.values import dataclass

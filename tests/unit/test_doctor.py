@@ -223,3 +223,29 @@ def test_warnings_alone_leave_the_exit_code_at_zero() -> None:
     document = json.loads(done.stdout)
     assert (done.returncode, document["status"]) == (0, "usable")
     assert [finding["severity"] for finding in document["findings"]] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "code", "words"),
+    [
+        ({"FLASHINFER_CUTE_DSL_DISABLE_CACHE": "1"}, "cute-dsl-switch", "no kernel on disk"),
+        ({"FLASHINFER_CUTE_DSL_STRICT_CACHE_KEY": "1"}, "cute-dsl-switch", "only FlashInfer can list"),
+        ({"CUTE_DSL_ARCH": "sm_100a"}, "cute-dsl-arch", "sm_90a"),
+    ],
+)
+def test_a_variable_that_keeps_flashinfer_from_restored_kernels_is_named(environ: dict[str, str], code: str, words: str) -> None:
+    finding = findings("9.0a", **environ)[code]
+    assert next(iter(environ)) in finding.what
+    assert words in finding.what
+    assert "cute-dsl-switch" not in findings("9.0a", FLASHINFER_CUTE_DSL_DISABLE_CACHE="0", CUTE_DSL_ARCH="sm_90a")
+
+
+def test_a_flashinfer_whose_rule_for_kernels_is_not_known_is_named(tmp_path: Path) -> None:
+    site = fake_site(tmp_path)
+    write(site / "flashinfer" / "jit" / "cute_dsl_core.py", "class JitSpecCuteDsl(JitSpec):\n    pass\n")
+    assert "decides in another way" in findings("9.0a", site=site)["cute-dsl-rule"].what
+
+
+def test_a_compiler_whose_content_is_not_known_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "nvidia_cutlass_dsl-4.8.0.dist-info" / "METADATA", "Name: nvidia-cutlass-dsl\nVersion: 4.8.0\n\n")
+    assert "nvidia-cutlass-dsl " in findings("9.0a", site=tmp_path)["cute-dsl-unknown"].what

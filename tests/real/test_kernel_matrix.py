@@ -1,0 +1,291 @@
+"""Where restored CuTe-DSL kernels are used: two real b12x MoE kernels, one change of the world at a time, and no compilation.
+
+Built through the command line by the real CuTe-DSL for a GPU that is not here; proven by FlashInfer's public API under that GPU's
+description, through FlashInfer's own loader. Compiled and loaded, not launched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from container import ROOT, Container, Done, copy_flashinfer, open_up
+
+from kcache.fsops import Identity
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        importlib.util.find_spec("flashinfer") is None or importlib.util.find_spec("cutlass") is None,
+        reason="FlashInfer and CuTe-DSL are not installed",
+    ),
+]
+needs_root = pytest.mark.skipif(not ROOT, reason="needs root")
+
+GPU = "rtx-pro-6000"
+VERSION = "0.7.4"
+MODULE = "b12x_moe_sm120a_cute_dsl"
+PYTHONS = [path for path in os.environ.get("KCACHE_TEST_PYTHONS", "").split(os.pathsep) if path]
+"""Other interpreters that have FlashInfer and all it needs (another minor version, installed with uv)."""
+
+MANIFEST = """
+format = "kcache.recipe/1"
+kinds = ["b12x-moe"]
+[model]
+name = "{model}"
+source = "made up"
+hidden_size = 256
+moe_intermediate_size = 768
+experts = 8
+top_k = 2
+activation = "silu"
+quantization = ["nvfp4"]
+[parallel]
+tp = [1]
+ep = [1]
+[tokens]
+capture = [1]
+maximum = 2
+[targets]
+gpus = ["rtx-pro-6000"]
+cuda = "13.0"
+flashinfer = ["{version}"]
+"""
+
+Stores = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def kernel_store(build_cache: Path, build_store: Callable[[Path], Path]) -> Stores:
+    """A local store with the two kernels, built with a FlashInfer (and other packages) that shadow the installed ones."""
+    done: dict[tuple[str, Path | None, str], Path] = {}
+
+    def build(version: str = VERSION, site: Path | None = None, model: str = "test/small") -> Path:
+        wanted = (version, site, model)
+        if wanted not in done:
+            place = build_cache / f"kernels-{hashlib.sha256(str((sys.version_info[:2], *wanted)).encode()).hexdigest()[:8]}"
+            place.mkdir(exist_ok=True)
+            (place / "model.toml").write_text(MANIFEST.format(version=version, model=model))
+            environ = {**os.environ, "PYTHONPATH": str(site or "")}
+            words = ["build", "--manifest", str(place / "model.toml"), "-o", str(place / "out"), "--json"]
+            with (place / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                command = [sys.executable, "-m", "kcache", *words]
+                built = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=900)
+            assert built.returncode == 0, built.stderr
+            assert len(json.loads(built.stdout)["modules"]) == 2
+            done[wanted] = build_store(place / "out")
+        return done[wanted]
+
+    return build
+
+
+def restore(container: Container, store: Path, *words: str) -> Done:
+    return container.kcache("restore", "--from", str(store), "--gpu", GPU, "--json", *words)
+
+
+def proven(container: Container, store: Path, *words: str, action: str = "installed") -> None:
+    """Restores, and proves in a fresh process that both kernels are used and nothing is compiled."""
+    done = restore(container, store, *words)
+    assert done.code == 0, done.err
+    (entry,) = done.document["kinds"]["b12x-moe"]["entries"]
+    assert (entry["action"], done.document["compiles_avoided"]) == (action, 2)
+    verified = container.kcache("verify", "--gpu", GPU, "--json")
+    assert verified.code == 0, verified.out + verified.err
+    proof = verified.document
+    assert (proof["status"], proof["compiler_runs"]) == ("proven", 0)
+    assert [kernel["accepted"] for kernel in proof["kernels"]["kernels"]] == [True, True]
+    assert proof["kernels"]["calls"] == 2
+
+
+def directory(container: Container, base: Path | None = None, version: str = VERSION) -> Path:
+    """Where FlashInfer looks for the kernels."""
+    return (base or container.home) / ".cache" / "flashinfer" / version / "120f" / "cached_ops" / MODULE
+
+
+def test_in_another_home_and_again_nothing_is_done(tmp_path: Path, kernel_store: Stores) -> None:
+    container = Container(home=tmp_path / "home")
+    proven(container, kernel_store())
+    before = {path: Identity.of(path) for path in (tmp_path / "home").rglob("*")}
+    again = restore(container, kernel_store())
+    assert again.document["kinds"]["b12x-moe"]["entries"][0]["action"] == "in-place"
+    assert {path: Identity.of(path) for path in (tmp_path / "home").rglob("*")} == before
+
+
+def test_a_plain_copy_at_another_path_is_worth_nothing_and_a_restore_is(tmp_path: Path, kernel_store: Stores) -> None:
+    """The same bytes under another site-packages path: FlashInfer hashes the path."""
+    here = Container(home=tmp_path / "here")
+    assert restore(here, kernel_store()).code == 0
+    elsewhere = Container(home=tmp_path / "home", site=(copy_flashinfer(tmp_path / "elsewhere"),))
+    proven(elsewhere, kernel_store())
+    ours, theirs = (json.loads((directory(c) / "meta.json").read_text()) for c in (here, elsewhere))
+    assert ours["source_sha256"] != theirs["source_sha256"]
+    shutil.rmtree(directory(elsewhere))
+    shutil.copytree(directory(here), directory(elsewhere))
+    verified = elsewhere.kcache("verify", "--gpu", GPU, "--json")
+    assert verified.code != 0
+    kernels = verified.document["kernels"]
+    assert {kernel["reason"] for kernel in kernels["kernels"]} == {"meta.json differs in source_sha256"}
+    assert verified.document["compiler_runs"] == 2
+    # The next start sees it. The copy holds a kernel under a name of ours and is not ours: it is kept, out of the way.
+    proven(elsewhere, kernel_store())
+    assert (directory(elsewhere).with_name(f"{MODULE}.set-aside-1") / "meta.json").exists()
+
+
+def test_with_the_compiler_installed_by_uv(tmp_path: Path, kernel_store: Stores) -> None:
+    """Farm by pip, target by uv, and the other way round: the wheels are the same, RECORD is not."""
+    uv = Path(os.environ.get("KCACHE_TEST_DIR", "")) / "uv"
+    if not (uv / "nvidia_cutlass_dsl").is_dir():
+        pytest.skip("no packages that uv installed (ci/other-versions)")
+    proven(Container(home=tmp_path / "uv", site=(uv,)), kernel_store())
+    proven(Container(home=tmp_path / "pip"), kernel_store(site=uv))
+    metas = [json.loads((directory(Container(home=tmp_path / name)) / "meta.json").read_text()) for name in ("uv", "pip")]
+    assert metas[0]["cute_dsl_version"] != metas[1]["cute_dsl_version"]
+
+
+@pytest.mark.parametrize("version", ["0.6.18.post1", "0.7.0.post1", "0.7.2.post1"])
+def test_with_every_supported_flashinfer(tmp_path: Path, version: str, kernel_store: Stores) -> None:
+    site = Path(os.environ.get("KCACHE_TEST_DIR", "")) / "flashinfer" / version
+    if not (site / "flashinfer").is_dir():
+        pytest.skip(f"FlashInfer {version} is not installed (ci/other-versions)")
+    container = Container(home=tmp_path / "home", site=(site,))
+    proven(container, kernel_store(version, site))
+    assert sorted(path.name for path in directory(container, version=version).glob("*.o"))
+
+
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def test_with_another_python(tmp_path: Path, kernel_store: Stores, python: str) -> None:
+    site = tuple(path for path in os.environ.get("KCACHE_TEST_PYTHONS_PATH", "").split(os.pathsep) if path)
+    proven(Container(home=tmp_path / "home", python=python, site=tuple(map(Path, site))), kernel_store())
+
+
+@needs_root
+@pytest.mark.root
+def test_as_a_user_without_a_passwd_entry(
+    tmp_path: Path, kernel_store: Stores, open_python: tuple[str, tuple[Path, ...]]
+) -> None:
+    python, site = open_python
+    setpriv = shutil.which("setpriv")
+    assert setpriv is not None
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 4242, 4242)
+    open_up(tmp_path, kernel_store())
+    (home / "no-programs").mkdir()
+    prefix = (setpriv, "--reuid", "4242", "--regid", "4242", "--clear-groups")
+    proven(Container(home=home, prefix=prefix, python=python, site=site), kernel_store())
+
+
+@needs_root
+@pytest.mark.root
+def test_with_read_only_packages_and_another_cache_home(tmp_path: Path, kernel_store: Stores) -> None:
+    site = tmp_path / "elsewhere"
+    copy_flashinfer(site)
+    mount = f'mount --bind {site} {site} && mount -o remount,ro,bind {site} && exec "$@"'
+    prefix = (shutil.which("unshare") or "unshare", "-m", "/bin/sh", "-c", f"PATH=/usr/sbin:/usr/bin:/sbin:/bin; {mount}", "sh")
+    container = Container(home=tmp_path / "home", site=(site,), prefix=prefix, environ={"XDG_CACHE_HOME": str(tmp_path / "xdg")})
+    assert "Read-only file system" in container.run(["/bin/touch", str(site / "x")]).err
+    proven(container, kernel_store())
+
+
+def test_below_another_workspace(tmp_path: Path, kernel_store: Stores) -> None:
+    (tmp_path / "workspace").mkdir()
+    container = Container(home=tmp_path / "home", environ={"FLASHINFER_WORKSPACE_BASE": str(tmp_path / "workspace")})
+    proven(container, kernel_store())
+    assert len(list(directory(container, tmp_path / "workspace").glob("*.o"))) == 2
+
+
+def test_beside_kernels_of_the_user(tmp_path: Path, kernel_store: Stores) -> None:
+    container = Container(home=tmp_path / "home")
+    assert restore(container, kernel_store()).code == 0
+    (directory(container) / "users.o").write_bytes(b"theirs")
+    ours = sorted(directory(container).glob("micro*.o"))
+    ours[0].unlink()
+    ours[1].write_bytes(b"damaged")
+    proven(container, kernel_store())
+    assert (directory(container) / "users.o").read_bytes() == b"theirs"
+    # Under another meta.json FlashInfer would delete the directory at its next build.
+    meta = directory(container) / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"source_sha256": "another"}))
+    done = restore(container, kernel_store())
+    assert done.code == 0
+    aside = directory(container).with_name(f"{MODULE}.set-aside-1")
+    assert (aside / "users.o").read_bytes() == b"theirs"
+    assert str(aside) in " ".join(done.document["warnings"])
+
+
+def test_one_changed_byte_of_a_source_is_refused_by_name(tmp_path: Path, kernel_store: Stores) -> None:
+    site = copy_flashinfer(tmp_path / "elsewhere")
+    source = site / "flashinfer" / "fused_moe" / "cute_dsl" / "blackwell_sm12x" / "moe_micro_kernel.py"
+    content = source.read_bytes()
+    source.unlink()  # the copy is hard-linked
+    source.write_bytes(content + b"\n")
+    container = Container(home=tmp_path / "home", site=(site,))
+    done = restore(container, kernel_store())
+    assert done.code == 10
+    assert "moe_micro_kernel.py" in " ".join(done.document["kinds"]["b12x-moe"]["reasons"])
+    assert not (tmp_path / "home" / ".cache" / "flashinfer").exists()
+
+
+def test_strict_match_is_flashinfers_own_rule(tmp_path: Path, kernel_store: Stores) -> None:
+    assert restore(Container(home=tmp_path / "same"), kernel_store(), "--strict-match").code == 0
+    elsewhere = Container(home=tmp_path / "home", site=(copy_flashinfer(tmp_path / "elsewhere"),))
+    done = restore(elsewhere, kernel_store(), "--strict-match")
+    assert done.code == 10
+    assert "source_sha256" in " ".join(done.document["kinds"]["b12x-moe"]["reasons"])
+    assert not directory(elsewhere).exists()
+
+
+@pytest.mark.parametrize("switch", ["FLASHINFER_CUTE_DSL_DISABLE_CACHE", "FLASHINFER_CUTE_DSL_STRICT_CACHE_KEY"])
+def test_a_switch_that_makes_flashinfer_pass_over_them_is_named(tmp_path: Path, kernel_store: Stores, switch: str) -> None:
+    container = Container(home=tmp_path / "home", environ={switch: "1"})
+    done = restore(container, kernel_store())
+    assert done.code == 10
+    assert switch in " ".join(done.document["kinds"]["b12x-moe"]["reasons"])
+    assert not directory(container).exists()
+
+
+def test_of_several_models_one_has_to_be_named(tmp_path: Path, kernel_store: Stores, build_cache: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(kernel_store(), store)
+    other = next(iter(sorted(build_cache.glob("kernels-*/out/*.json")))).parent.parent
+    (tmp_path / "model.toml").write_text(MANIFEST.format(version=VERSION, model="test/other"))
+    words = ["build", "--manifest", str(tmp_path / "model.toml"), "-o", str(tmp_path / "out"), "--json"]
+    if (work := other / "out" / ".build").is_dir():
+        shutil.copytree(work, tmp_path / "out" / ".build", symlinks=True)
+    for command in (words, ["publish", str(tmp_path / "out"), "--to", str(store)]):
+        assert subprocess.run([sys.executable, "-m", "kcache", *command], capture_output=True, check=False).returncode == 0
+    container = Container(home=tmp_path / "home")
+    unclear = restore(container, store)
+    assert unclear.code == 10
+    assert "name yours with --model: test/other, test/small" in " ".join(unclear.document["reasons"])
+    named = restore(container, store, "--model", "OTHER")
+    assert named.code == 0
+    assert [entry["model"] for entry in named.document["kinds"]["b12x-moe"]["entries"]] == ["test/other"]
+
+
+def test_a_build_for_an_environment_that_would_refuse_it_fails_with_the_reason(tmp_path: Path, kernel_store: Stores) -> None:
+    kernel_store()
+    saved = tmp_path / "there.json"
+    save = [sys.executable, "-m", "kcache", "env", "--gpu", GPU, "--save", str(saved)]
+    assert subprocess.run(save, capture_output=True, check=False).returncode == 0
+    (tmp_path / "model.toml").write_text(MANIFEST.format(version=VERSION, model="test/small"))
+    build = ["build", "--manifest", str(tmp_path / "model.toml"), "-o", str(tmp_path / "out"), "--env", str(saved), "--json"]
+    fits = subprocess.run([sys.executable, "-m", "kcache", *build], capture_output=True, text=True, check=False)
+    assert fits.returncode == 0, fits.stderr
+    document = json.loads(saved.read_text())
+    name = "cutlass_dsl.nvidia-cutlass-dsl"
+    document["facts"][name] = {"value": document["facts"][name]["value"].replace("sha256:", "sha256:0")[:-1]}
+    saved.write_text(json.dumps(document))
+    refused = subprocess.run([sys.executable, "-m", "kcache", *build], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "package nvidia-cutlass-dsl" in json.loads(refused.stdout)["entries"][0]["reason"]
