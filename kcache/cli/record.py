@@ -37,6 +37,7 @@ def record(
         in_place=in_place,
         arch=",".join(archs),
         python=python,
+        aside=as_json,
     )
     report = run(request, os.environ)
     if as_json:

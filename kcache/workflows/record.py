@@ -17,7 +17,7 @@ from typing import Any
 
 from kcache import digest, fsops
 from kcache.archs import arch_list_entry, flashinfer_archs
-from kcache.errors import KcacheError, UsageError
+from kcache.errors import CollectError, KcacheError, UsageError
 from kcache.key import KIND_MODULES
 from kcache.probe import ninja, packages
 from kcache.probe.specs import Question, ask
@@ -44,6 +44,7 @@ class RecordRequest:
     in_place: take what is new in the program's own caches, instead of giving it empty ones in the work directory.
     arch:     the architecture to compile for, as a person writes it; empty for the GPUs of this host.
     python:   the interpreter that has the program's FlashInfer; None for this one.
+    aside:    what the program prints goes to standard error, so that standard output is free for a report.
     """
 
     command: tuple[str, ...]
@@ -52,6 +53,7 @@ class RecordRequest:
     in_place: bool = False
     arch: str = ""
     python: str | None = None
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ def record(request: RecordRequest, environ: Mapping[str, str]) -> RecordReport:
         given = program_environ(environ, _toolchain(request, environ, interpreter, work), private, os.getuid())
         directories = cache_directories(given.variables, os.getuid())
         before = {one.path: one.stamp() for one in find_recorded(directories)} if request.in_place else {}
-        ended = run_program(request.command, given.variables)
+        ended = run_program(request.command, given.variables, aside=request.aside)
         found = [one for one in find_recorded(directories) if before.get(one.path) != one.stamp()]
         packer = _Packer(request=request, environ=given.variables, interpreter=interpreter, work=work)
         packer.pack([one for one in found if one.kind == NVCC])
@@ -190,7 +192,10 @@ class _Packer:
         groups: dict[tuple[str, str, str], list[tuple[Recorded, Module]]] = {}
         program = ninja.find_ninja(self._path()) if found else ""
         for one in found:
-            module, why = read_module(one, self.environ, program)
+            try:
+                module, why = read_module(one, self.environ, program)
+            except OSError as error:
+                module, why = None, _unreadable(error)
             if module is None:
                 self._leave(one, why, failed=True)
             else:
@@ -251,7 +256,11 @@ class _Packer:
         if why:
             self._leave(one, f"{_NOT_YET}: {why}", failed=False)
             return
-        compiled = _compiled(module, recipe, asked)
+        try:
+            compiled = _compiled(module, recipe, asked)
+        except (OSError, CollectError) as error:
+            self._leave(one, _unreadable(error) if isinstance(error, OSError) else str(error), failed=True)
+            return
         entry = write_entry(context, KIND_MODULES, {module.name: compiled}, {})
         if entry.status == FAILED:
             self._leave(one, entry.reason, failed=True)
@@ -289,6 +298,10 @@ class _Asked:
                 if not mine.is_file() or self.ours(mine, module) != Path(path).read_bytes():
                     return path
         return ""
+
+
+def _unreadable(error: OSError) -> str:
+    return f"{error.filename} cannot be read: {error.strerror}"
 
 
 def first_difference(wanted: bytes, found: bytes) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from kcache.errors import UsageError
 from kcache.probe.caches import home_directory
@@ -81,8 +83,11 @@ def program_environ(environ: Mapping[str, str], given: Mapping[str, str], privat
     return ProgramEnviron(variables={**variables, **given}, removed=removed)
 
 
-def run_program(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
+def run_program(command: Sequence[str], environ: Mapping[str, str], *, aside: bool = False) -> Ended:
     """Runs a program to its end; signals sent to this process go to it.
+
+    Args:
+        aside: its standard output goes where standard error goes.
 
     Raises:
         UsageError: it cannot be started.
@@ -91,7 +96,7 @@ def run_program(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children vanish without an exit status
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
     try:
-        process = _start(command, environ, before)
+        process = _start(command, environ, before, sys.stderr if aside else None)
         while process.poll() is None:
             arrived = signal.sigwaitinfo(FORWARDED | {signal.SIGCHLD})
             if arrived.si_signo in FORWARDED and arrived.si_code != _FROM_TERMINAL:
@@ -102,11 +107,13 @@ def run_program(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(command: Sequence[str], environ: Mapping[str, str], mask: set[signal.Signals | int]) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environ: Mapping[str, str], mask: set[signal.Signals | int], stdout: TextIO | None
+) -> subprocess.Popen[bytes]:
     try:
         # A signal mask is inherited, and the program wants the one that we had. There is one thread, so preexec_fn is safe.
         unblock = lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # noqa: E731
-        return subprocess.Popen(list(command), env=dict(environ), preexec_fn=unblock)  # noqa: PLW1509
+        return subprocess.Popen(list(command), env=dict(environ), stdout=stdout, preexec_fn=unblock)  # noqa: PLW1509
     except (OSError, ValueError) as error:
         why = error.strerror or "" if isinstance(error, OSError) else str(error)
         raise UsageError(f"{command[0]} cannot be started", why=why) from error

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from kcache.key import ARCH
@@ -54,9 +56,13 @@ class Recorded:
 
     def stamp(self) -> frozenset[tuple[str, int, int, int]]:
         """Name, inode, time and size of each of its files: another one means that it was made or changed meanwhile."""
-        files = self.path.rglob("*") if self.path.is_dir() else [self.path]
-        found = [(str(path), path.stat()) for path in files if path.is_file()]
-        return frozenset((name, status.st_ino, status.st_mtime_ns, status.st_size) for name, status in found)
+        found = set()
+        for path in self.path.rglob("*") if self.path.is_dir() else [self.path]:
+            with suppress(OSError):  # others may use the same cache
+                status = path.stat()
+                if stat.S_ISREG(status.st_mode):
+                    found.add((str(path), status.st_ino, status.st_mtime_ns, status.st_size))
+        return frozenset(found)
 
 
 def cache_directories(environ: Mapping[str, str], uid: int) -> CacheDirectories:

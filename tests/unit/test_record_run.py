@@ -35,7 +35,7 @@ def command(
 def record(tmp_path: Path, toolkit: Path, *program: str, **more: str) -> tuple[int, dict[str, Any], str]:
     words, environ = command(tmp_path, toolkit, *program)
     done = subprocess.run(words, env={**environ, **more}, capture_output=True, text=True, check=False, timeout=120)
-    return done.returncode, json.loads(done.stdout[done.stdout.index("{") :]) if "{" in done.stdout else {}, done.stderr
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
 
 @pytest.mark.parametrize("code", [1, 7, 77])
@@ -82,13 +82,19 @@ def wait_for(path: Path) -> None:
 
 def test_the_program_has_the_signal_mask_and_streams_that_it_would_have(tmp_path: Path, toolkit: Path) -> None:
     shown = "grep SigBlk /proc/self/status; read line; echo got $line"
-    words, environ = command(tmp_path, toolkit, "/bin/sh", "-c", shown)
+    words, environ = command(tmp_path, toolkit, "/bin/sh", "-c", shown, options=())
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False, timeout=60, input="a line\n")
     assert done.stdout.startswith("SigBlk:\t0000000000000000\ngot a line\n")
 
 
+def test_with_json_what_the_program_prints_is_on_standard_error(tmp_path: Path, toolkit: Path) -> None:
+    ended, report, err = record(tmp_path, toolkit, "/bin/sh", "-c", "echo from the program; exit 4")
+    assert (ended, report["program"]["exit_code"]) == (4, 4)
+    assert "from the program\n" in err
+
+
 @pytest.mark.parametrize("how", ["sleep 300 & exit 3", "trap '' TERM; (trap '' TERM; sleep 2; sleep 300) & exit 3"])
-def test_what_the_program_left_running_is_ended(tmp_path: Path, toolkit: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_program_left_running_is_ended(tmp_path: Path, toolkit: Path, how: str) -> None:
     script = tmp_path / "program"
     script.write_text(f"#!/bin/sh\n{how}\n")
     script.chmod(0o755)
