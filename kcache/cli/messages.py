@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-import click
-
 QUIET, NORMAL, VERBOSE, DEBUG = -1, 0, 1, 2
 
 level = NORMAL
@@ -21,8 +19,9 @@ def say(text: str, *, at: int = NORMAL) -> None:
 
 def fail(text: str) -> None:
     """What went wrong: said however quiet. A standard error that is closed or full is no reason for anything else to fail."""
-    with suppress(OSError, ValueError):
-        click.echo(f"kcache: {text}", err=True)
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(f"kcache: {text}", file=sys.stderr, flush=True)
 
 
 def unexpected(what: str) -> None:

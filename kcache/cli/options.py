@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 import click
 
+from kcache.cli.quick import separated
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _words(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """`--kinds a,b --kinds c` as ("a", "b", "c")."""
-    return tuple(dict.fromkeys(word for text in value for word in text.replace(",", " ").split()))
+    return separated(value)
 
 
 def _option(*names: str, **attributes: Any) -> Callable[[F], F]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from container import Container
 
-from kcache.cli import restore as restore_command
+from kcache.cli import restoring
 from kcache.errors import StoreError, UnavailableError
 
 
@@ -34,7 +34,7 @@ def container(tmp_path: Path) -> Container:
 def shell(container: Container, script: str, **more: str) -> subprocess.CompletedProcess[str]:
     """A shell script with `$KCACHE`, as an entrypoint is one."""
     environ = {**container.variables, "KCACHE": f"{sys.executable} -m kcache", "PATH": "/usr/bin:/bin", **more}
-    environ["PYTHONPATH"] = str(Path(restore_command.__file__).parents[2])
+    environ["PYTHONPATH"] = str(Path(restoring.__file__).parents[2])
     return subprocess.run(
         ["/bin/sh", "-c", script], env=environ, cwd=container.home, capture_output=True, text=True, timeout=120, check=False
     )
@@ -121,9 +121,49 @@ def test_a_store_given_by_a_relative_path_in_a_directory_that_is_gone_is_one_lin
     assert "Traceback" not in done.stderr
 
 
-def test_only_restore_starts_a_command(container: Container) -> None:
-    done = container.kcache("verify", "--bogus", "restore", "--", sys.executable, "-c", "print('reached')")
+REACH = ["--", sys.executable, "-c", "print('reached')"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["restor", "--from", "{store}"],
+        ["Restore", "--from", "{store}"],
+        ["resotre"],
+        ["restore", "--form", "{store}"],
+        ["--bogus", "restore", "--from", "{store}"],
+        ["--level", "high", "restore", "--from", "{store}"],
+        ["-q", "restor", "--from={store}", "--json"],
+    ],
+)
+def test_a_misspelt_restore_still_starts_the_command(container: Container, store: Path, words: list[str]) -> None:
+    done = container.kcache(*[word.format(store=store) for word in words], *REACH)
+    assert (done.code, done.out) == (0, "reached\n")
+    assert len(done.err.splitlines()) == 1, done.err
+    assert done.err.startswith("kcache: ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["publsh"],
+        ["bogus"],
+        [],
+        ["--bogus"],
+        ["verify", "--bogus", "restore"],
+        ["restor", "--strict"],
+        ["--strict", "restore", "--from", "{store}", "--bogus"],
+        ["restor"],
+        ["restore"],
+    ],
+)
+def test_only_restore_starts_a_command_and_only_what_follows_two_dashes(
+    container: Container, store: Path, words: list[str]
+) -> None:
+    reach = REACH if words not in (["restor"], ["restore"]) else REACH[1:]
+    done = container.kcache(*[word.format(store=store) for word in words], *reach)
     assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1 or "Usage:" in done.err, done.err
 
 
 @pytest.mark.parametrize("chosen", ["relative", "{home}/a:b", "/dev/null"])
@@ -135,10 +175,10 @@ def test_a_cache_directory_that_was_chosen_and_cannot_be_used_is_named(container
 
 
 def test_hangs_one_after_another_are_each_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restore_command, "HANG_GRACE", 0.05)
+    monkeypatch.setattr(restoring, "HANG_GRACE", 0.05)
     before = signal.getsignal(signal.SIGALRM)
     started = time.monotonic()
-    with pytest.raises(UnavailableError), restore_command._bounded(0.05):
+    with pytest.raises(UnavailableError), restoring._bounded(0.05):
         for _ in range(3):
             try:
                 time.sleep(30)
