@@ -112,6 +112,10 @@ def undetermined(why: str) -> Fact:
     return Fact(undetermined=why)
 
 
+_NOT_RECORDED = undetermined("not recorded in this environment")
+_NOT_LOOKED_FOR = undetermined("not looked for in this environment")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
     """What is known of one environment: this host, a described one, or one saved by `kcache env --save`.
@@ -130,13 +134,13 @@ class Environment:
 
     def fact(self, name: str) -> Fact:
         """The fact of this name; one that was never looked at is undetermined."""
-        return self.facts.get(name, undetermined("not recorded in this environment"))
+        return self.facts.get(name, _NOT_RECORDED)
 
     def library(self, soname: str) -> Fact:
-        return self.libraries.get(soname, undetermined("not looked for in this environment"))
+        return self.libraries.get(soname, _NOT_LOOKED_FOR)
 
     def source(self, path: str) -> Fact:
-        return self.sources.get(path, undetermined("not recorded in this environment"))
+        return self.sources.get(path, _NOT_RECORDED)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ is read, and made again. Artifacts are on disk before they get their names, and 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -257,38 +258,49 @@ def _flaw(path: Path, artifact: Artifact, found: Identity | None, *, unchanged: 
 class SourceMemo:
     """Digests of files outside the cache, remembered by identity, so that an unchanged file is read only once.
 
-    The memo lies below the cache root, which only we can write; a file with any other size, time or inode is read again.
+    The memo lies below the cache root, which only we can write; a file with any other size, time or inode is read again. Each of
+    its lines is [digest, size, mtime_ns, ctime_ns, ino, dev]: a thousand of them are compared at every start.
     """
 
     def __init__(self, cache: LocalCache, package: Path) -> None:
         self._cache = cache
-        self._package = package
+        self._package = str(package)
         self._name = digest.of_bytes(str(package).encode()).removeprefix("sha256:")[:16]
         files = (cache.read("sources", self._name) or {}).get("files")
         self._known: dict[str, Any] = files if isinstance(files, dict) else {}
+        self._seen: dict[str, list[int]] = {}
         self._new = False
 
     def recall(self, paths: Iterable[str]) -> dict[str, str]:
-        """The digests of those of `paths` (inside the package) that have not changed since they were hashed."""
+        """The digests of those of `paths` (inside the package) that have not changed since they were hashed.
+
+        What the others are like now is kept for `remember`: they are to be read after this, so that a change in between is
+        noticed the next time.
+        """
         digests = {}
         for path in paths:
-            line = self._known.get(path)
-            if not isinstance(line, dict) or not digest.is_digest(line.get("sha256")):
+            try:
+                found = os.stat(f"{self._package}/{path}")  # what a link leads to counts  # noqa: PTH116
+            except OSError:
                 continue
-            identity = Identity.of(self._package / path)
-            if identity is not None and identity.to_json() == line.get("identity"):
-                digests[path] = str(line["sha256"])
+            identity = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+            line = self._known.get(path)
+            if isinstance(line, list) and line[1:] == identity:
+                digests[path] = str(line[0])
+            else:
+                self._seen[path] = identity
         return digests
 
-    def remember(self, digests: Mapping[str, str], identities: Mapping[str, Identity]) -> None:
-        """Takes in new digests, each with the identity that the file had before it was read; `save` keeps them."""
+    def remember(self, digests: Mapping[str, str]) -> None:
+        """Takes in digests of files that `recall` did not know; `save` keeps them."""
         for path, sha256 in digests.items():
-            self._known[path] = {"sha256": sha256, "identity": identities[path].to_json()}
-        self._new = self._new or bool(digests)
+            if path in self._seen:
+                self._known[path] = [sha256, *self._seen[path]]
+                self._new = True
 
     def save(self) -> None:
         """Writes what is new, once for all entries. A cache that cannot be written is no obstacle: the files are read again."""
         if not self._new:
             return
         with suppress(InstallError, TrustError):
-            self._cache.write("sources", self._name, {"package": str(self._package), "files": self._known})
+            self._cache.write("sources", self._name, {"package": self._package, "files": self._known})

@@ -1,9 +1,10 @@
 """`dataclass`, `field` and `replace` as the standard library has them, without what those cost a process that ends soon.
 
 The standard decorator writes source code for every class and compiles it while the class is made: 50 classes are 45 ms, and
-importing it (with `inspect`) is 15 ms more, of which a server's start would pay each. Here the methods are closures; a class
-costs 50 microseconds. Type checkers see the standard ones, and so does everybody who asks: instances work with
-`dataclasses.replace`, `fields` and `asdict`, whose description of the fields is made when it is first asked for.
+importing it (with `inspect`) is 15 ms more, of which a server's start would pay each. Here the methods are closures, and a class
+costs 50 microseconds; only where many instances are made, `__init__` is compiled after all. Type checkers see the standard ones,
+and so does everybody who asks: instances work with `dataclasses.replace`, `fields` and `asdict`, whose description of the fields
+is made when it is first asked for.
 
 Only what kcache uses: `frozen`, `slots`, `kw_only`; no inheritance between such classes, no `__post_init__`, no order. Tests
 hold each class equal to the standard library's of the same definition.
@@ -99,13 +100,22 @@ def _made(cls: type, frozen: bool, slots: bool, kw_only: bool) -> type:
 _NO_FIELDS = ("ClassVar", "InitVar", "typing.ClassVar", "KW_ONLY")
 
 
+_MANY = 32
+"""Instances after which compiling (100 microseconds) pays: it saves two for each."""
+
+
 def _init(names: tuple[str, ...], stated: dict[str, Any], kw_only: bool) -> Callable[..., None]:
     defaults = {name: value for name, value in stated.items() if not isinstance(value, _Field)}
     factories = {name: value.factory for name, value in stated.items() if isinstance(value, _Field) and value.factory}
     count = len(names)
     put = object.__setattr__
+    left = _MANY
 
     def __init__(self: object, /, *given: object, **values: object) -> None:
+        nonlocal left
+        left -= 1
+        if not left and not factories:
+            type(self).__init__ = _compiled(names, defaults, kw_only)  # type: ignore[method-assign]
         if given:
             if kw_only or len(given) > count or not values.keys().isdisjoint(names[: len(given)]):
                 raise TypeError(f"{type(self).__name__} takes {0 if kw_only else count} arguments by place, each once")
@@ -121,6 +131,16 @@ def _init(names: tuple[str, ...], stated: dict[str, Any], kw_only: bool) -> Call
             raise TypeError(f"{type(self).__name__} has no {', '.join(values.keys() - set(names))}")
 
     return __init__
+
+
+def _compiled(names: tuple[str, ...], defaults: dict[str, Any], kw_only: bool) -> Callable[..., None]:
+    """The same, as the standard library writes it."""
+    arguments = ", ".join(f"{name}=_default[{name!r}]" if name in defaults else name for name in names)
+    lines = "".join(f" _put(self, {name!r}, {name})\n" for name in names)
+    space: dict[str, Any] = {"_put": object.__setattr__, "_default": defaults}
+    exec(f"def __init__(self{', *' if kw_only else ''}, {arguments}):\n{lines}", space)  # noqa: S102 (names of fields)
+    made: Callable[..., None] = space["__init__"]
+    return made
 
 
 def _repr(names: tuple[str, ...], stated: dict[str, Any]) -> Callable[[Any], str]:

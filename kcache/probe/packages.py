@@ -9,7 +9,6 @@ about 70 ms where this costs one or two. Not a resolver and not a dependency che
 # ruff: noqa: PTH112, PTH113, PTH119, PTH208
 from __future__ import annotations
 
-import ast
 import os
 import re
 import sys
@@ -212,6 +211,8 @@ def _metadata_version(metadata: str) -> str:
 
 def _editable_mapping(finder: str) -> dict[str, str]:
     """package -> directory, from the module that setuptools writes for an editable install (setuptools, editable_wheel.py)."""
+    import ast
+
     try:
         with open(finder, encoding="utf-8") as stream:
             found = re.search(r"^MAPPING\b[^=\n]*=\s*(\{[^\n]*\})", stream.read(), re.MULTILINE)

@@ -6,13 +6,12 @@ FlashInfer's files by identity so that a second restore reads none of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from kcache import digest
 from kcache.documents import decode
 from kcache.errors import ProbeError, UsageError
-from kcache.fsops import Identity
 from kcache.key import Environment, Fact, known, parse_environment
 from kcache.local_cache import LocalCache, SourceMemo
 from kcache.manifest import Manifest
@@ -100,13 +99,11 @@ class Target:
         needed = requirements([manifest])
         recalled = self._memo.recall(needed.sources) if self._memo is not None else {}
         unread = [path for path in needed.sources if path not in recalled]
-        identities = self._identities(unread)
         unseen = [soname for soname in needed.sonames if soname not in self._libraries]
         resolved = resolve(self._host, sonames=unseen, source_paths=unread)
         self._libraries |= resolved.libraries
-        read = {path: fact.value for path, fact in resolved.sources.items() if fact.value is not None and path in identities}
-        if self._memo is not None and read:
-            self._memo.remember(read, identities)
+        if self._memo is not None:
+            self._memo.remember({path: fact.value for path, fact in resolved.sources.items() if fact.value is not None})
         sources = {**resolved.sources, **{path: known(sha256) for path, sha256 in recalled.items()}}
         facts = {**self.environment.facts, **self._compiler()} if needed.compiler else self.environment.facts
         return replace(self.environment, facts=facts, libraries=self._libraries, sources=sources)
@@ -118,14 +115,6 @@ class Target:
 
             self._compiler_facts = compiler_of(self._host)
         return self._compiler_facts
-
-    def _identities(self, paths: Iterable[str]) -> dict[str, Identity]:
-        """Taken before the files are read, so that a change in between is noticed the next time."""
-        package = self._host.paths.flashinfer if self._host is not None else None
-        if package is None:
-            return {}
-        found = {path: Identity.of(f"{package}/{path}") for path in paths}
-        return {path: identity for path, identity in found.items() if identity is not None}
 
     def preload(self) -> list[str]:
         """Libraries that entries need and that a server's torch has loaded by then; for `kcache verify`."""

@@ -72,6 +72,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("ByPlace", (1,), {}),
     ("WithDict", (), {}),
     ("WithDict", (), {"one": 6}),
+    ("WithDict", (6,), {}),
 ]
 
 
@@ -101,9 +102,24 @@ def seen(classes: dict[str, Any], name: str, given: tuple[Any, ...], more: dict[
     return facts
 
 
+@pytest.mark.parametrize("made_before", [0, values._MANY])
 @pytest.mark.parametrize(("name", "given", "more"), CALLS)
-def test_a_class_behaves_as_the_standard_librarys(name: str, given: tuple[Any, ...], more: dict[str, Any]) -> None:
-    assert seen(OURS, name, given, more) == seen(THEIRS, name, given, more)
+def test_a_class_behaves_as_the_standard_librarys(
+    name: str, given: tuple[Any, ...], more: dict[str, Any], made_before: int
+) -> None:
+    ours = defined(values)
+    for _ in range(made_before):
+        ours[name](*((1, 2) if name == "ByPlace" else ()), **({} if name == "ByPlace" else {"one": 1}))
+    assert seen(ours, name, given, more) == seen(THEIRS, name, given, more)
+
+
+def test_init_is_compiled_where_many_instances_are_made() -> None:
+    ours = defined(values)["Frozen"]
+    closure = ours.__init__
+    made = [Fact(value=str(n)) for n in range(2 * values._MANY)]
+    assert [fact.value for fact in made] == [str(n) for n in range(2 * values._MANY)]
+    assert Fact.__init__.__code__.co_filename == "<string>"
+    assert ours.__init__ is closure
 
 
 @pytest.mark.parametrize("name", ["Frozen", "ByPlace", "WithDict"])
