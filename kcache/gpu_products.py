@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kcache.errors import ManifestError, UsageError
+from kcache.values import dataclass
 
 _MIB, _GIB = 1 << 20, 1 << 30
 

@@ -17,9 +17,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from kcache.errors import ProbeError
+from kcache.values import dataclass
 
 VERSIONS = "versions"
 """The stack is named by the versions of nvidia-cutlass-dsl* (0.6.18, 0.7.0, 0.7.2)."""
