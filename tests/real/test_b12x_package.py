@@ -38,6 +38,9 @@ from kcache.workflows.b12x_target import described_target, host_package
 SITE = os.environ.get("KCACHE_TEST_B12X", "")
 """Directories for PYTHONPATH that hold b12x 1.5.1 and Triton: ci/other-versions makes them."""
 
+PYTHONS = [path for path in os.environ.get("KCACHE_TEST_PYTHONS", "").split(os.pathsep) if path]
+"""Other interpreters that have torch, Triton and CuTe-DSL (another minor version, a build of torch for CUDA)."""
+
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not SITE, reason="KCACHE_TEST_B12X does not say where b12x and Triton are (ci/other-versions)"),
@@ -200,6 +203,23 @@ def test_a_renamed_program_is_byte_for_byte_what_a_compilation_there_gives(
     assert {key: renamed[key] for key in there} == there
 
 
+@pytest.mark.parametrize("python", PYTHONS)
+def test_under_another_python_and_torch_every_object_is_found_and_only_triton_compiles(
+    built: tuple[ProgramRun, ProgramAnswer], collected: Collected, tmp_path: Path, python: str
+) -> None:
+    """Triton's key covers its own extension module, so that one program is not found; the objects are."""
+    package = next(part for part in SITE.split(os.pathsep) if (Path(part) / "b12x" / "_lib").is_dir())
+    run = replace(run_of(tmp_path, path=package), python=python)
+    programs = move(built, collected, run)
+    assert not {program.key for program in programs} & {program.key for program in collected.programs}
+    answer = check_programs(run)
+    assert {program.key for program in programs} == {p.key for p in answer.programs if p.dialect == "cute"}
+    assert {(p.dialect, p.status) for p in answer.programs} == {("cute", "found"), ("triton", "missing")}
+    done = compile_programs(run, jobs=1).programs
+    assert {(p.dialect, p.status) for p in done} == {("cute", "present"), ("triton", "built")}
+    assert check_programs(run).proven
+
+
 def test_another_gpu_or_compiler_is_refused_and_would_not_be_found(
     built: tuple[ProgramRun, ProgramAnswer], collected: Collected, tmp_path: Path
 ) -> None:
@@ -235,14 +255,21 @@ def test_b12x_misses_a_damaged_program_as_kcache_says_and_takes_the_repaired_one
 
 
 def test_a_program_that_cannot_be_compiled_loses_only_itself(tmp_path: Path) -> None:
-    cases = [CASE | {"id": "good", "maximum": 1}, CASE | {"id": "odd", "hidden": 200, "maximum": 16, "tokens": [16]}]
-    cases.append(CASE | {"id": "refused", "activation": "tanh"})
-    answer = compile_programs(run_of(tmp_path, cases), jobs=2)
-    status = {case: {p.status for p in answer.programs if case in p.cases and p.dialect == "cute"} for case in ("good", "odd")}
-    assert status == {"good": {"built"}, "odd": {"failed"}}
+    """Here it cannot be written: a file has the name of its directory."""
+    cases = [CASE | {"maximum": 1}, CASE | {"id": "other", "maximum": 1, "scales": "shared"}]
+    run = run_of(tmp_path, [*cases, CASE | {"id": "refused", "activation": "tanh"}])
+    named = [program for program in name_programs(run).programs if program.dialect == "cute"]
+    shards = [{program.key[:2] for program in named if case["id"] in program.cases} for case in cases]
+    assert not shards[0] & shards[1]
+    for shard in shards[0]:
+        (tmp_path / ".cache/b12x/compile").mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".cache/b12x/compile" / shard).write_text("in the way")
+    answer = compile_programs(run, jobs=2)
+    statuses = [{p.status for p in answer.programs if case["id"] in p.cases and p.dialect == "cute"} for case in cases]
+    assert statuses == [{"failed"}, {"built"}]
     assert all(program.reason for program in answer.failed)
     refused = {case.case: case.refused for case in answer.cases}
-    assert not refused["good"]
+    assert not refused["small"]
     assert "tanh" in refused["refused"][0][1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -150,10 +151,22 @@ def test_a_payload_of_another_form_is_refused(values: Any, why: str) -> None:
         parse_payload(repr(values), key_of(values))
 
 
-def test_a_payload_with_an_object_in_it_is_refused() -> None:
-    text = repr(BUILT.values)[:-1] + ", <object at 0x7f>)"
-    import hashlib
+def test_what_is_absent_here_and_there_is_equal() -> None:
+    """The key says `missing` on both sides."""
+    less = {name: text for name, text in VERSIONS.items() if name != "nvidia-cutlass-dsl-libs-cu12"}
+    host = target(versions=less)
+    payload = expected_payload(BUILT, host)
+    assert payload.toolchain["cutlass_dsl_libs_cu12"] == "missing"
+    assert match(host, payload=payload).accepted
+    assert not match(target(), payload=payload).accepted
 
+
+def test_the_key_of_another_gpu_is_that_gpus() -> None:
+    assert expected_payload(BUILT, target(capability=(12, 1), sm_count=48)).values[4] == ("cuda", (12, 1), 48)
+
+
+@pytest.mark.parametrize("text", [repr(BUILT.values)[:-1] + ", <object at 0x7f>)", repr(BUILT.values) + " "])
+def test_a_payload_that_is_not_spelt_as_python_does_is_refused(text: str) -> None:
     with pytest.raises(IntegrityError, match="plain values"):
         parse_payload(text, hashlib.sha256(text.encode()).hexdigest())
 

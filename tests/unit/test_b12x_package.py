@@ -32,6 +32,7 @@ def test_the_fingerprint_is_over_paths_and_bytes_in_order_of_their_parts(known_r
     (known_rule / "_lib-more" / "x.cu").write_bytes(b"\xff")
     (known_rule / "__pycache__").mkdir()
     (known_rule / "__pycache__" / "x.cpython-311.pyc").write_text("byte code")
+    (known_rule / "__pycache__" / "x.nbi").write_text("numba's")
     (known_rule / "old.pyc").write_text("byte code")
     files = ["__init__.py", "_lib/compiler.py", "_lib-more/x.cu"]
     expected = hashlib.sha256()

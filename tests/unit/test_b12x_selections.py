@@ -157,7 +157,7 @@ def test_a_linked_file_is_refused(tmp_path: Path) -> None:
     directory.mkdir()
     (directory / selections().name).symlink_to(elsewhere)
     with pytest.raises(TrustError):
-        install_selections(directory, selections(), timeout=1)
+        install_selections(directory, selections(a=RECORD), timeout=1)
     assert elsewhere.read_bytes() == serialise(selections(a=RECORD))
 
 
