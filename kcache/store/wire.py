@@ -240,11 +240,12 @@ class Connection:
 
     def _send(self, method: str, target: str, headers: Mapping[str, str]) -> None:
         lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        limit = self.patience.left(self.patience.silence, self._where)
         try:
-            self._sock.settimeout(self.patience.left(self.patience.silence, self._where))
+            self._sock.settimeout(limit)
             self._sock.sendall("\r\n".join(lines).encode("latin-1"))
         except OSError as error:
-            self._fail(error)
+            self._fail(error, limit)
 
     def _head(self) -> tuple[int, dict[str, str]]:
         """Status and headers; all of them within `silence`, however they drip."""
@@ -287,22 +288,29 @@ class Connection:
 
     def _receive(self, size: int, until: float) -> bytes:
         limit = min(self.patience.silence, max(0.001, until - time.monotonic()))
+        limit = self.patience.left(limit, self._where)
         try:
-            self._sock.settimeout(self.patience.left(limit, self._where))
+            self._sock.settimeout(limit)
             data: bytes = self._sock.recv(size)
         except OSError as error:
-            self._fail(error)
+            if isinstance(error, TimeoutError) and limit < self.patience.silence / 2:
+                self._too_slow(until)
+            self._fail(error, limit)
         if until <= time.monotonic():
-            self._fail(TimeoutError())
+            self._too_slow(until)
         return data
 
-    def _fail(self, error: OSError) -> NoReturn:
+    def _too_slow(self, until: float) -> NoReturn:
+        """Something came now and then, but not enough of it in time."""
+        self.close()
+        if until <= time.monotonic() < self.patience.until:
+            raise UnavailableError(f"{self._where} does not end its headers") from TimeoutError()
+        raise UnavailableError(f"{self._where} took longer than the time that was allowed", remedy="Raise --deadline.")
+
+    def _fail(self, error: OSError, waited: float) -> NoReturn:
         self.close()
         if isinstance(error, TimeoutError):
-            self.patience.left(1.0, self._where)
-            raise UnavailableError(
-                f"{self._where} does not answer", why=f"nothing came for {self.patience.silence:g} s"
-            ) from error
+            raise UnavailableError(f"{self._where} does not answer", why=f"nothing came for {waited:.1f} s") from error
         raise UnavailableError(f"the connection to {self._where} broke", why=error.strerror or str(error)) from error
 
     def done(self, answer: Answer) -> None:
