@@ -5,16 +5,19 @@ They are honest in every way but one: the libraries are arbitrary bytes, and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from kcache import archive, digest, fsops
+from kcache.index import Index
 from kcache.key import EntryKey
 from kcache.manifest import Artifact, ElfFacts, Manifest, module_artifact_path, sources_digest
 from kcache.probe.packages import assigned_text, scan, this_interpreter
+from kcache.store.base import Store
+from kcache.workflows.catalog import read_index, read_manifest
 
 SOURCES = {"data/csrc/sampling.cu": digest.of_bytes(b"sampling"), "jit/core.py": digest.of_bytes(b"core")}
 
@@ -105,3 +108,19 @@ def make_fitting_entry(directory: Path, modules: Mapping[str, bytes] | None = No
     }
     sources = {"jit/core.py": digest.of_file(f"{package}/jit/core.py")[0]}
     return make_entry(directory, modules, kind=kind, sources=sources, ingredients=ingredients)
+
+
+def restored(store: Store, index: Index | None = None) -> dict[str, dict[str, bytes]]:
+    """What a container gets from every line of an index: fingerprint -> files. Anything wrong raises."""
+    index = index or read_index(store, INGREDIENTS)
+    found: dict[str, dict[str, bytes]] = {}
+    for entry in index.entries if index else ():
+        manifest = read_manifest(store, entry)
+        files: dict[str, bytes] = {}
+
+        def sink(path: str, size: int, chunks: Iterator[bytes], files: dict[str, bytes] = files) -> None:
+            files[path] = b"".join(chunks)
+
+        archive.unpack_entry(store.read(entry.archive.path), manifest, sink)
+        found[entry.key.fingerprint] = files
+    return found

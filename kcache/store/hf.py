@@ -58,7 +58,7 @@ class HfStore:
         self.settings = HubSettings(os.environ if environ is None else environ)
         self._settle, self._create, self._private = settle, create, private
         self._patience, self._stall = patience or Patience(), stall
-        self._answers = FileAnswers(self.place, self.settings, AGENT, to_be_made=create)
+        self._answers = FileAnswers(self.place, self.settings, AGENT, to_be_made=create, writing=not settle)
         self._files = Web(self._answers, patience=self._patience, stall=stall, environ=self.settings.environ)
         self._made: Uploader | None = None
 
@@ -117,7 +117,7 @@ class HfStore:
         address = f"{self.settings.endpoint}/api/models/{self.place.repo}/tree/{_segment(revision)}"
         address += f"/{_segment(directory)}" if directory else ""
         address += "?recursive=true&expand=false"
-        answers = ApiAnswers(self.place, self.settings, AGENT, to_be_made=self._create)
+        answers = ApiAnswers(self.place, self.settings, AGENT, to_be_made=self._create, writing=not self._settle)
         web = Web(answers, patience=self._patience, stall=self._stall, environ=self.settings.environ)
         what = f"the list of {self.place.given}"
         for _ in range(PAGES):

@@ -113,12 +113,15 @@ def _clean(text: str) -> str:
 class FileAnswers:
     """Answers of the resolver, `{endpoint}/{repo}/resolve/{revision}/{path}`. `commit` is the one that the last answer was of."""
 
-    def __init__(self, place: Place, settings: HubSettings, agent: str, *, to_be_made: bool = False) -> None:
+    def __init__(
+        self, place: Place, settings: HubSettings, agent: str, *, to_be_made: bool = False, writing: bool = False
+    ) -> None:
         """
         Args:
             to_be_made: a repository or revision that is not there has no objects yet.
+            writing: whoever asks is going to write.
         """
-        self._place, self._settings, self._to_be_made = place, settings, to_be_made
+        self._place, self._settings, self._to_be_made, self._writing = place, settings, to_be_made, writing
         self._headers = {"User-Agent": agent}
         if settings.token:
             self._headers["Authorization"] = f"Bearer {settings.token}"
@@ -167,10 +170,18 @@ class FileAnswers:
                 f"{self._settings.host} does not know the token", remedy="Set HF_TOKEN to a valid one, or remove it."
             )
         if code == "RepoNotFound" or status == 401:
-            raise _hidden(repo, self._settings)
+            raise self._hidden()
         why = f"it answered {status}" + (f": {said}" if said and said.isprintable() else "")
         kind = AccessDeniedError if status == 403 else StoreError
         raise kind(f"{self._settings.host} does not give {what}", why=why, remedy="Check the address and the token.")
+
+    def _hidden(self) -> StoreError:
+        """Missing or private: the Hub does not say which."""
+        what = f"there is no repository {self._place.repo} on {self._settings.host}, or it is private"
+        if not self._settings.token:
+            return AccessDeniedError(what, why="there is no token", remedy="Check the name, or set HF_TOKEN.")
+        remedy = "Publish with --create to make it; otherwise check" if self._writing else "Check"
+        return StoreError(what, why="the token given may not see it", remedy=f"{remedy} the name, and whose token it is.")
 
 
 class ApiAnswers(FileAnswers):
@@ -180,11 +191,3 @@ class ApiAnswers(FileAnswers):
         if answer.status >= 400:
             self.refuse(answer, what)
         refuse_page(answer, what)
-
-
-def _hidden(repo: str, settings: HubSettings) -> StoreError:
-    """Missing or private: the Hub does not say which."""
-    what = f"there is no repository {repo} on {settings.host}, or it is private"
-    if settings.token:
-        return StoreError(what, why="the token given may not see it", remedy="Check the name, and whose token it is.")
-    return AccessDeniedError(what, why="there is no token", remedy="Check the name, or set HF_TOKEN.")

@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from entries import INGREDIENTS, build_name, make_entry
+from entries import INGREDIENTS, build_name, make_entry, restored
 
-from kcache import archive
 from kcache.errors import (
     ConflictError,
     IntegrityError,
@@ -25,7 +23,7 @@ from kcache.errors import (
     UnavailableError,
     UsageError,
 )
-from kcache.index import Index, index_path, parse_index
+from kcache.index import index_path, parse_index
 from kcache.store.base import Store
 from kcache.store.file import FileStore
 from kcache.store.memory import MemoryStore
@@ -39,22 +37,6 @@ INDEX = index_path(INGREDIENTS)
 
 def everything(store: Store) -> dict[str, bytes]:
     return {name: store.read_bytes(name, 1 << 30) for name in store.list("")}
-
-
-def restored(store: Store, index: Index | None = None) -> dict[str, dict[str, bytes]]:
-    """What a container gets from every line of an index: fingerprint -> files. Anything wrong raises."""
-    index = index or read_index(store, INGREDIENTS)
-    found: dict[str, dict[str, bytes]] = {}
-    for entry in index.entries if index else ():
-        manifest = read_manifest(store, entry)
-        files: dict[str, bytes] = {}
-
-        def sink(path: str, size: int, chunks: Iterator[bytes], files: dict[str, bytes] = files) -> None:
-            files[path] = b"".join(chunks)
-
-        archive.unpack_entry(store.read(entry.archive.path), manifest, sink)
-        found[entry.key.fingerprint] = files
-    return found
 
 
 def test_what_is_published_is_found_verified_and_whole(tmp_path: Path) -> None:
