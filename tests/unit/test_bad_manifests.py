@@ -363,7 +363,7 @@ def test_a_good_manifest_with_a_few_bytes_changed_parses_or_is_refused(data: st.
         assert str(error).isprintable()
 
 
-def kcache(*words: object, json_too: bool = False) -> tuple[int, str, str]:
+def kcache(*words: object) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "kcache", "manifest", "check", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stdout, done.stderr
@@ -384,6 +384,16 @@ def test_the_command_line_says_it_in_one_line_and_ends_with_2(tmp_path: Path, da
     line = one_message(*kcache(path))
     assert line.startswith(f"kcache: {path} is not a build manifest: ")
     assert told in line
+
+
+@pytest.mark.parametrize(("data", "told"), NO_MANIFEST.values(), ids=NO_MANIFEST)
+def test_a_build_refuses_it_in_the_same_line(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(data)
+    command = [sys.executable, "-m", "kcache", "build", "--manifest", str(path), "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert one_message(done.returncode, done.stdout, done.stderr) == one_message(*kcache(path))
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", ["directory", "missing", "unreadable", "socket", "loop", "empty name"])
