@@ -108,7 +108,7 @@ def _version(distribution: str) -> str | None:
 
 
 class Recorder:
-    """Remembers every spec that FlashInfer makes, and which Python files inside the package made it."""
+    """Remembers every spec that FlashInfer makes, and which files inside the package made it: code, templates, copied sources."""
 
     def __init__(self, package: Path, core: Any) -> None:
         self.package, self.core = package, core
@@ -116,6 +116,8 @@ class Recorder:
         self.makers: dict[str, set[str]] = {}
         self.ran: set[str] = set()
         self.ran_for: dict[str, set[str]] = {}
+        self.noting: set[str] | None = None
+        sys.addaudithook(self._opened)
         register = core.jit_spec_registry.register
 
         def noted(spec: Any) -> None:
@@ -133,20 +135,27 @@ class Recorder:
             frame = frame.f_back
         self.makers[spec.name] = files
 
+    def _opened(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and self.noting is not None and isinstance(arguments[0], str | os.PathLike):
+            self.noting.add(os.path.abspath(os.fspath(arguments[0])))  # noqa: PTH100  pathlib costs more, and links stay
+
     @contextlib.contextmanager
     def profiled(self, ran: set[str]) -> Iterator[None]:
-        """Within: notes the file of every Python function that runs, for generators that write sources."""
+        """Within: notes the file of every Python function that runs and every file that is opened, for generators that write
+        sources: they fill in templates and copy sources of the package."""
         sys.setprofile(lambda frame, event, argument: ran.add(frame.f_code.co_filename) if event == "call" else None)
+        self.noting = ran
         try:
             yield
         finally:
+            self.noting = None
             sys.setprofile(None)
 
     def inside(self, files: set[str]) -> list[str]:
-        """The files below `jit/` as sorted paths inside the package."""
+        """The files below `jit/` and `data/` as sorted paths inside the package."""
         root = str(self.package) + os.sep
         paths = {file[len(root) :].replace(os.sep, "/") for file in files if file.startswith(root)}
-        return sorted(path for path in paths if path.startswith("jit/"))
+        return sorted(path for path in paths if path.startswith("data/") or (path.startswith("jit/") and path.endswith(".py")))
 
     def is_nvcc(self, spec: Any) -> bool:
         return isinstance(spec, self.core.JitSpecNvcc) if hasattr(self.core, "JitSpecNvcc") else hasattr(spec, "write_ninja")
