@@ -6,7 +6,7 @@ files that their manifests name. Facts that only people need are added by `descr
 """
 
 # On the path of every restore strings and os.path take a fifth of pathlib's time.
-# ruff: noqa: PTH113, PTH119
+# ruff: noqa: PTH119
 from __future__ import annotations
 
 import hashlib
@@ -26,9 +26,8 @@ from kcache.values import dataclass, replace
 SOURCE_DIRECTORIES = ("data/csrc", "data/include", "data/cutlass", "data/cccl", "data/spdlog")
 """Where FlashInfer's modules take sources and headers from (jit/env.py, 0.7.4), inside the package."""
 
-RECIPE_DIRECTORY = "jit"
-RECIPE_FILES = ("compilation_context.py",)
-"""The Python files that say how a module is compiled."""
+NO_RECIPES = ("data", "experimental")
+"""Directories of the package whose Python files neither say how a module is compiled nor are compiled by CuTe-DSL for a kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,10 +251,18 @@ def _source_files(package: str | None) -> Iterator[str]:
     """Every file that may decide what a module becomes, by its path inside the flashinfer package."""
     if package is None:
         return
-    yield from (name for name in RECIPE_FILES if os.path.isfile(f"{package}/{name}"))
-    for directory in (*SOURCE_DIRECTORIES, RECIPE_DIRECTORY):
+    yield from _python_files(package)
+    for directory in SOURCE_DIRECTORIES:
         # Editable installs of FlashInfer link data/ to its source tree; links below that are followed by the compiler as well.
         for where, folders, names in os.walk(f"{package}/{directory}", followlinks=True):
             folders[:] = [folder for folder in folders if folder not in ("__pycache__", ".git")]
             inside = where[len(package) + 1 :]
-            yield from (f"{inside}/{name}" for name in names if directory != RECIPE_DIRECTORY or name.endswith(".py"))
+            yield from (f"{inside}/{name}" for name in names)
+
+
+def _python_files(package: str) -> Iterator[str]:
+    """The Python files that say how a module is compiled, and those that CuTe-DSL compiles."""
+    for where, folders, names in os.walk(package):
+        inside = where[len(package) + 1 :]
+        folders[:] = [folder for folder in folders if folder != "__pycache__" and (inside or folder not in NO_RECIPES)]
+        yield from (f"{inside}/{name}" if inside else name for name in names if name.endswith(".py"))

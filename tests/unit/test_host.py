@@ -172,6 +172,8 @@ def test_the_saved_document_holds_every_source_and_comes_back_equal(tmp_path: Pa
         "compilation_context.py",
         "data/csrc/sampling.cu",
         "data/include/a/b.cuh",
+        "__init__.py",
+        "_build_meta.py",
         "jit/core.py",
         "jit/gemm/core.py",
     }

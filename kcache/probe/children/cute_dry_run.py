@@ -214,11 +214,14 @@ def _patch(run: Run, core: Any) -> None:
         run.compiles.append(spec.name)
 
     def check(spec: Any) -> Any:
-        entry, before = run.ask(spec), len(run.compiles)
-        real(spec)
-        if "accepted" not in entry or len(run.compiles) > before:
-            entry["accepted"] = len(run.compiles) == before
-            entry["reason"] = "" if entry["accepted"] else _why_not(spec, core)
+        entry, before, error = run.ask(spec), len(run.compiles), ""
+        try:
+            real(spec)
+        except Exception as raised:  # noqa: BLE001 -- such as a lock that may not be written: FlashInfer does not take the kernel
+            error = _plain(raised)
+        if "accepted" not in entry or error or len(run.compiles) > before:
+            entry["accepted"] = not error and len(run.compiles) == before
+            entry["reason"] = "" if entry["accepted"] else error or _why_not(spec, core)
         return _Nothing()
 
     spec_type.build = trapped
