@@ -27,7 +27,10 @@ MAX_LINE = 4 << 10
 TOLD = 100
 """Problems that a message holds; a file with more of them is no manifest with mistakes in it."""
 
-KINDS = ("sampling", "b12x-moe", "autotune")
+GDN_KINDS = ("gdn-prefill", "gdn-decode", "gdn-decode-bf16", "gdn-verify")
+"""Kinds of linear attention (`kcache.recipe_gdn.GDN_KINDS`)."""
+
+KINDS = ("sampling", "b12x-moe", *GDN_KINDS, "autotune")
 """Cache kinds that a recipe may ask for."""
 
 ACTIVATIONS = ("silu", "gelu_tanh", "swigluoai_uninterleave", "relu2")
@@ -127,6 +130,20 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Linear attention (gated delta rule), before it is split over ranks; of models that have none everything is empty.
+
+    heads: of q and k. value_heads: of v, a multiple of `heads`. head_dim: elements of a head of q, k and v.
+    drafted: tokens that one sequence verifies in a call, its own included.
+    """
+
+    heads: int | None = None
+    value_heads: int | None = None
+    head_dim: int | None = None
+    drafted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
     """What the artifacts are for.
 
@@ -151,6 +168,7 @@ class Recipe:
     parallel: Parallel
     tokens: Tokens
     targets: Targets
+    linear: Linear = Linear()
 
 
 class _Product:
@@ -189,6 +207,10 @@ FIELDS = (
     Field(path="tokens.maximum", rule=Whole(1, _MOST)),
     Field(path="tokens.calls", rule=Choice(*CALLS), least=1, default=("wrapper",)),
     Field(path="tokens.scales", rule=Choice(*SCALES), default="per_expert"),
+    Field(path="linear.heads", rule=Whole(1, 4096), default=None),
+    Field(path="linear.value_heads", rule=Whole(1, 4096), default=None),
+    Field(path="linear.head_dim", rule=Whole(16, 1024), default=None),
+    Field(path="linear.drafted", rule=Whole(2, 64), least=0, default=()),
     Field(path="targets.gpus", rule=_Product(), least=0, default=()),
     Field(path="targets.arches", rule=Text(pattern=_ARCH, wanted="an architecture such as 9.0a"), least=0, default=()),
     Field(path="targets.cuda", rule=Text(pattern=_CUDA, wanted="a CUDA release such as 13.0")),
@@ -243,6 +265,23 @@ def _targets_that_b12x_does_not_know(found: Found) -> Iterator[str]:
         yield f"targets.cuda: kind b12x-moe needs CUDA 13 or newer, not {cuda}"
 
 
+def _linear_attention_that_is_not_there(found: Found) -> Iterator[str]:
+    """What the kinds of linear attention need, and GPUs that FlashInfer has been shown to keep their kernels for."""
+    asked = [kind for kind in found.get("kinds", ()) if kind in GDN_KINDS]
+    heads = {name: found.get(f"linear.{name}") for name in ("heads", "value_heads", "head_dim")}
+    for name, value in heads.items():
+        if value is None and f"linear.{name}" in found and (asked or any(heads.values())):
+            yield f"linear.{name}: missing; " + (
+                f"kind {asked[0]} needs it" if asked else "the other numbers of a head are there"
+            )
+    if heads["heads"] and heads["value_heads"] and heads["value_heads"] % heads["heads"]:
+        yield f"linear.value_heads: {heads['value_heads']} is no multiple of the {heads['heads']} heads"
+    if "gdn-verify" in asked and found.get("linear.drafted") == ():
+        yield "linear.drafted: missing; kind gdn-verify needs it"
+    if asked and "targets.gpus" in found and not any(gpu.capability == (9, 0) for gpu in found["targets.gpus"]):
+        yield f"targets.gpus: kind {asked[0]} needs a GPU of compute capability 9.0, such as h200"
+
+
 CONTRADICTIONS = (
     _more_of_each_token_than_there_are,
     _swiglu_of_another_activation,
@@ -250,6 +289,7 @@ CONTRADICTIONS = (
     _captured_beyond_the_maximum,
     _no_target,
     _targets_that_b12x_does_not_know,
+    _linear_attention_that_is_not_there,
 )
 """What good fields may not say together. Each looks at the good fields only, so that one mistake is told once."""
 
@@ -281,6 +321,7 @@ def recipe_from_document(document: dict[str, Any], what: str) -> Recipe:
         parallel=Parallel(**table("parallel")),
         tokens=Tokens(**table("tokens")),
         targets=Targets(**table("targets")),
+        linear=Linear(**table("linear")),
     )
 
 

@@ -136,6 +136,9 @@ def read_fields(document: Mapping[str, Any], fields: Sequence[Field]) -> Values:
     problems: list[str] = []
     for table in tables(fields):
         own = [field for field in fields if field.table == table]
+        if table not in document and all(field.default is not REQUIRED for field in own):
+            found |= {field.path: field.default for field in own}
+            continue
         values = _table(table, document, [field.name for field in own], [name for name in tables(fields) if name], problems)
         if values is None:
             continue

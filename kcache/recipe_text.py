@@ -19,6 +19,8 @@ def render_recipe(recipe: Recipe, *, note: str = "", remarks: dict[str, str] | N
     lines = [f"# {line}".rstrip() for line in note.splitlines()]
     values = _values(recipe)
     for table in tables(FIELDS):
+        if table and not any(values[field.path] for field in FIELDS if field.table == table):
+            continue  # a model without it
         lines += ["", f"[{table}]"] if table else []
         for field in FIELDS:
             if field.table == table and values[field.path] is not None:

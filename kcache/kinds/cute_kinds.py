@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kcache.recipe_gdn import GDN_KINDS
 from kcache.values import dataclass
 
 
@@ -22,6 +23,8 @@ class CuteKind:
 CUTE_KINDS = {
     # fused_moe/cute_dsl/b12x_moe.py, `supported_compute_capability([120, 121])`, 0.6.18 to 0.7.4
     "b12x-moe": CuteKind(operation="b12x", module="b12x_moe", capabilities=((12, 0), (12, 1))),
+    # gdn_prefill.py and gdn_decode.py; shown on 9.0 (kcache/docs/decisions/0005-cute-dsl-ingredients.md)
+    **{kind: CuteKind(operation="gdn", module=about.module, capabilities=((9, 0),)) for kind, about in GDN_KINDS.items()},
 }
 
 

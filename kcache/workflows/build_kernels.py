@@ -18,13 +18,14 @@ from kcache.archs import cute_dsl_arch, flashinfer_arch
 from kcache.errors import CollectError, KcacheError, UsageError
 from kcache.gpu_products import GpuProduct
 from kcache.kernel_facts import kernel_artifact_path
+from kcache.kinds.cute_dsl import module_directory
 from kcache.kinds.cute_entry import BuiltKernel, KernelBuild, kernel_parts
 from kcache.kinds.cute_kinds import CUTE_KINDS
 from kcache.probe.binary import object_facts
 from kcache.probe.host import Host, hash_sources
 from kcache.probe.wheels import compiler_wheels
 from kcache.recipe import Recipe
-from kcache.recipe_shapes import check_shapes, dry_run_cases
+from kcache.recipe_cases import plan_cases
 from kcache.workflows.build_entries import BUILT, FAILED, UP_TO_DATE, EntryReport, ModuleReport, write_parts
 from kcache.workflows.cute_build import DryRun, DryRunAnswer, Kernel, compile_kernels
 
@@ -91,14 +92,14 @@ def build_kernels(farm: KernelFarm, recipe: Recipe, kind: str, gpus: Sequence[Gp
             remedy="Name another Python with --python, or add the version to targets.flashinfer.",
         )
     name = recipe.model.name
-    problems = [f"{name} {one.shape.name} is not for {kind}: {one.why}" for one in check_shapes(recipe, farm.flashinfer)]
-    cases = dry_run_cases(recipe, farm.flashinfer)
-    if not cases:
+    planned = plan_cases(recipe, kind, farm.flashinfer)
+    problems = [f"{name} {problem}" for problem in planned.problems]
+    if not planned.cases:
         entry = EntryReport(
             kind=kind, arch="", modules=(CUTE_KINDS[kind].module,), status=FAILED, reason="; ".join(problems), model=name
         )
         return KernelReport(entries=(entry,), modules=(), warnings=())
-    done = [_build_for(farm, recipe, kind, gpu, cases) for gpu in gpus]
+    done = [_build_for(farm, recipe, kind, gpu, planned.cases) for gpu in gpus]
     return KernelReport(
         entries=tuple(entry for one in done for entry in one.entries),
         modules=tuple(module for one in done for module in one.modules),
@@ -180,7 +181,8 @@ def _entry(  # noqa: PLR0917 -- what one entry is made of
 ) -> EntryReport | None:
     """One variant's entry; None where nothing of it is kept on disk and so there is nothing to write."""
     ids = {case["id"] for case in cases}
-    asked = [kernel for kernel in kernels if ids & kernel.cases.keys()]
+    own = module_directory(CUTE_KINDS[kind].module, arch)
+    asked = [kernel for kernel in kernels if ids & kernel.cases.keys() and kernel.module == own]
     finished = [kernel for kernel in asked if kernel.status in ("built", "present")]
     name, module = recipe.model.name, CUTE_KINDS[kind].module
     failed = EntryReport(kind=kind, arch=arch.removeprefix("sm_"), modules=(module,), status=FAILED, model=name, variant=variant)
@@ -190,8 +192,7 @@ def _entry(  # noqa: PLR0917 -- what one entry is made of
         reasons = [f"{kernel.kernel}: {kernel.reason}" for kernel in asked] + [e.error for e in answer.errors if e.case in ids]
         return replace(failed, reason="; ".join(reasons)) if reasons else None
     try:
-        directory = finished[0].module
-        sources = {path: fact.value or "" for path, fact in _sources(farm, answer.sources[directory]).items()}
+        sources = {path: fact.value or "" for path, fact in _sources(farm, answer.sources[own]).items()}
         build = KernelBuild(
             kind=kind,
             model=name,
@@ -202,8 +203,8 @@ def _entry(  # noqa: PLR0917 -- what one entry is made of
             cute_arch=arch,
             gpu=gpu.describe(),
             sources=sources,
-            key_files=answer.sources[directory],
-            meta=answer.meta[directory],
+            key_files=answer.sources[own],
+            meta=answer.meta[own],
             cases=tuple(cases),
             left_out=tuple(f"{one.kernel} ({one.where})" for one in answer.left_out if ids & set(one.cases)),
         )

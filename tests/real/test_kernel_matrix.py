@@ -252,6 +252,19 @@ def test_a_switch_that_makes_flashinfer_pass_over_them_is_named(tmp_path: Path, 
     assert not directory(container).exists()
 
 
+def test_linear_attention_for_hopper_from_its_shipped_manifest(tmp_path: Path, build_store: Callable[[Path], Path]) -> None:
+    """The kind whose kernels were run on a real H200 (kcache/docs/decisions/0005-cute-dsl-ingredients.md)."""
+    manifest = Path(__file__).parents[2] / "manifests" / "qwen3-next-80b-a3b.toml"
+    words = ["build", "--manifest", str(manifest), "--kinds", "gdn-prefill", "--gpu", "h200", "-o", str(tmp_path / "out")]
+    assert subprocess.run([sys.executable, "-m", "kcache", *words], check=False, capture_output=True).returncode == 0
+    container = Container(home=tmp_path / "home")
+    done = container.kcache("restore", "--from", str(build_store(tmp_path / "out")), "--gpu", "h200", "--prove", "--json")
+    assert done.code == 0, done.out
+    kernels = done.document["proof"]["kernels"]
+    assert (kernels["status"], kernels["compiler_runs"], len(kernels["kernels"])) == ("proven", 0, 1)
+    assert any("CPDeltaRulePrefillSm90" in line for line in kernels["left_out"])
+
+
 def test_of_several_models_one_has_to_be_named(tmp_path: Path, kernel_store: Stores, build_cache: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(kernel_store(), store)

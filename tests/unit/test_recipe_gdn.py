@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kcache.recipe import Recipe, RecipeError, parse_recipe
+from kcache.recipe_cases import plan_cases
 from kcache.recipe_gdn import GDN_KINDS, GdnModel, check_gdn, gdn_cases, gdn_model
 
 QWEN3_NEXT = {
@@ -82,3 +86,49 @@ def test_ids_are_unique_within_a_kind() -> None:
         ids = [case["id"] for case in gdn_cases(kind, MODEL, tp=(1, 2, 4), counts=(1, 64), drafted=(2, 3, 4))]
         assert ids
         assert len(set(ids)) == len(ids)
+
+
+def _recipe(**linear: Any) -> Recipe:
+    text = (Path(__file__).parents[2] / "manifests" / "qwen3-next-80b-a3b.toml").read_text()
+    recipe = parse_recipe(text.encode(), "shipped")
+    return replace(recipe, linear=replace(recipe.linear, **linear), parallel=replace(recipe.parallel, tp=(1, 2, 32)))
+
+
+def test_every_split_of_a_model_is_an_entry_and_one_that_is_not_taken_is_told() -> None:
+    planned = plan_cases(_recipe(), "gdn-verify", "0.7.4")
+    assert {(case["variant"], case["heads"], case["drafted"]) for case in planned.cases} == {
+        ("tp1", 16, 2), ("tp1", 16, 4), ("tp2", 8, 2), ("tp2", 8, 4)
+    }  # fmt: skip
+    (problem,) = planned.problems
+    assert "tp32 is not for gdn-verify: 16 and 32 heads do not split" in problem
+    assert {case["tokens"][-1] for case in planned.cases} == {64}
+
+
+def test_a_model_without_linear_attention_and_a_version_that_keeps_none_have_no_cases() -> None:
+    assert "no table `linear`" in plan_cases(_recipe(heads=None), "gdn-decode", "0.7.4").problems[0]
+    assert "from 0.7.2 on" in plan_cases(_recipe(), "gdn-prefill", "0.7.0.post1").problems[0]
+    assert plan_cases(_recipe(), "gdn-prefill", "0.7.0.post1").cases == ()
+    assert plan_cases(_recipe(), "gdn-decode", "0.7.0.post1").cases
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("heads = 16", "linear.heads: missing; kind gdn-prefill needs it"),
+        ("value_heads = 32", "linear.value_heads: missing"),
+        ("head_dim = 128", "linear.head_dim: missing"),
+        ("drafted = [2, 4]", "linear.drafted: missing; kind gdn-verify needs it"),
+        (', "h200"', "targets.gpus: kind gdn-prefill needs a GPU of compute capability 9.0"),
+    ],
+)
+def test_a_manifest_of_linear_attention_says_what_it_lacks(change: str, told: str) -> None:
+    text = (Path(__file__).parents[2] / "manifests" / "qwen3-next-80b-a3b.toml").read_text()
+    with pytest.raises(RecipeError) as raised:
+        parse_recipe(text.replace(f"\n{change}" if "=" in change else change, "\n" if "=" in change else "").encode(), "test")
+    assert told in str(raised.value)
+
+
+def test_value_heads_are_a_multiple_of_heads() -> None:
+    text = (Path(__file__).parents[2] / "manifests" / "qwen3-next-80b-a3b.toml").read_text()
+    with pytest.raises(RecipeError, match="30 is no multiple of the 16 heads"):
+        parse_recipe(text.replace("value_heads = 32", "value_heads = 30").encode(), "test")
