@@ -305,10 +305,9 @@ def _change(
         changes[path] = blobs.regular(base64.b64decode(value["content"]))
     elif key == "lfsFile":
         oid = value["oid"]
-        stored = xet.find(exchange.hub, oid) if not blobs.has(oid) else ""
-        if stored is None:
-            raise Refusal(400, f"LFS pointer pointed to a file that does not exist: {path} ({oid})")
         size = value["size"] if "size" in value else next(f.size for f in files.values() if f.sha256 == oid)
+        if not blobs.has(oid) and not xet.find(exchange.hub, oid, size):
+            raise Refusal(400, f"LFS pointer pointed to a file that does not exist: {path} ({oid})")
         changes[path] = blobs.lfs(oid, size, xet=xet.hash_of(exchange.hub, oid))
     elif key == "deletedFile":
         if path not in files:

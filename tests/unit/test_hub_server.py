@@ -268,6 +268,44 @@ print(json.dumps([said(lambda: api.create_commit(REPO, [CommitOperationAdd("h.tx
     assert found == ["ReadError", "hidden"]
 
 
+def test_files_go_and_come_by_xet(tmp_path: Path) -> None:
+    with local_hub(tmp_path / "hub", "--xet") as hub:
+        (tmp_path / "big.tar.zst").write_bytes(os.urandom(2_000_000))
+        (tmp_path / "text.bin").write_bytes(b"compressible " * 100_000)
+        found = script(
+            hub,
+            f"""
+api.create_repo(REPO)
+names = ["big.tar.zst", "text.bin"]
+api.create_commit(REPO, [CommitOperationAdd(n, {str(tmp_path)!r} + "/" + n) for n in names]
+                  + [CommitOperationAdd("bytes.bin", b"z" * 5000)], commit_message="xet")
+same = [open(hf_hub_download(REPO, n), "rb").read() == open({str(tmp_path)!r} + "/" + n, "rb").read() for n in names]
+print(json.dumps([same, all(info.xet_hash for info in api.get_paths_info(REPO, [*names, "bytes.bin"]))]))""",
+            HF_HUB_DISABLE_XET="0",
+        )
+        assert found == [[True, True], True]
+        log = hub.requests()
+        assert any("/xet-write-token/" in line["path"] for line in log) and any(
+            "/xet-read-token/" in line["path"] for line in log
+        )
+        assert not any("/lfs/" in line["path"] for line in log)
+        # Who has no xet gets the same bytes over HTTP.
+        plain = script(
+            hub, "print(json.dumps(len(open(hf_hub_download(REPO, 'text.bin'), 'rb').read())))", HF_HOME=str(tmp_path / "h")
+        )
+        assert plain == 1_300_000 and any("/lfs/" in line["path"] for line in hub.requests())
+
+
+def test_without_xet_on_the_hub_the_library_does_not_fall_back(hub: HubProcess) -> None:
+    found = script(
+        hub,
+        'add = [CommitOperationAdd("n.zst", os.urandom(9))]; '
+        'print(json.dumps(said(lambda: api.create_commit(REPO, add, commit_message="m"))))',
+        HF_HUB_DISABLE_XET="0",
+    )
+    assert isinstance(found, str) and found.endswith("Error")
+
+
 def test_what_was_committed_outlives_the_server(tmp_path: Path) -> None:
     with local_hub(tmp_path) as hub:
         script(hub, f'api.create_repo({REPO!r}); api.create_commit(REPO, [CommitOperationAdd("a", b"1")], commit_message="m")')

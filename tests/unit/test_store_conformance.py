@@ -89,23 +89,26 @@ _numbers = count()
 @pytest.fixture(scope="module", autouse=True)
 def _hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One local Hub for all stores of this module, started when the first one asks for it."""
-    os.environ["HF_HUB_DISABLE_XET"] = "1"  # huggingface_hub reads it when it is imported
     yield
     for hub in _hubs:
         hub.stop()
     _hubs.clear()
 
 
-def on_hub(path: Path, directory: str = "") -> Store:
-    """A repository of its own on the local Hub."""
+def on_hub(path: Path, directory: str = "", *, xet: bool = False) -> Store:
+    """A repository of its own on the local Hub, uploaded to by LFS or by xet."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_XET = not xet
     if not _hubs:
-        _hubs.append(HubProcess(path / "hub"))
+        _hubs.append(HubProcess(path / "hub", "--xet"))
     url = f"hf://farm/store{next(_numbers)}{directory}"
     return HfStore(url, settle=False, create=True, stall=10, environ={**os.environ, **_hubs[0].environ()})
 
 
 MAKERS: dict[str, Callable[[Path], Store]] = {
     "hf": on_hub,
+    "hf xet": lambda path: on_hub(path, xet=True),
     "hf directory": lambda path: on_hub(path, "@team%2Fbranch/a/b"),
     "https": lambda path: Mirrored(path / "store"),
     "file": lambda path: FileStore(path / "store", create=True),
