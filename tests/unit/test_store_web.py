@@ -295,9 +295,12 @@ def test_tls_is_verified(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> 
         store = MirrorStore(f"https://localhost:{port}/s", environ={}, stall=5)
         with pytest.raises(StoreError, match="does not trust"):
             read(store)
-    with server(lambda taken: taken.sendall(b"SSH-2.0-OpenSSH\r\n")) as port:
-        with pytest.raises(StoreError, match=r"no secure connection to https://127"):
-            read(mirror(port, scheme="https"))
+
+    def another(taken: socket.socket) -> None:
+        taken.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+    with server(another) as port, pytest.raises(StoreError, match=r"no secure connection to https://127"):
+        read(mirror(port, scheme="https"))
 
 
 def test_tls_goes_through_a_proxy_as_a_tunnel(certificate: Path) -> None:
