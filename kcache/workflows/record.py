@@ -282,7 +282,7 @@ class _Asked:
             return (), str(found["error"])
         line = first_difference(self.ours(Path(found["ninja"]), module), module.file.read_bytes())
         if line:
-            return (), f"its build file is not what FlashInfer writes with these variables: {line}"
+            return (), f"its build file is not the one that FlashInfer writes with these variables: {line}"
         return tuple(found["recipe"]), ""
 
     def ours(self, path: Path, module: Module) -> bytes:
@@ -305,12 +305,14 @@ def _unreadable(error: OSError) -> str:
 
 
 def first_difference(wanted: bytes, found: bytes) -> str:
-    """The first line of `found` that is not the one in `wanted`; empty if they are equal."""
+    """What the build file `found` has that `wanted` has not, in a line; empty if they are equal."""
     if wanted == found:
         return ""
-    ours, theirs = wanted.decode(errors="replace").splitlines(), found.decode(errors="replace").splitlines()
-    other = next((line for mine, line in zip(ours, theirs, strict=False) if mine != line), None)
-    return repr((other if other is not None else f"{len(theirs)} lines for {len(ours)}").strip()[:200])
+    # A list of flags goes on over lines that end with $; what follows a flag does not make it another one.
+    ours, theirs = ([line.strip(" $") for line in text.decode(errors="replace").splitlines()] for text in (wanted, found))
+    more, fewer = [line for line in theirs if line not in ours], [line for line in ours if line not in theirs]
+    told = f"it has {more[0][:200]!r}" if more else f"it lacks {fewer[0][:200]!r}" if fewer else "its lines are in another order"
+    return told + (f" for {fewer[0][:200]!r}" if more and fewer else "")
 
 
 def _compiled(module: Module, recipe: tuple[str, ...], asked: _Asked) -> Compiled:

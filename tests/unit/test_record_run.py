@@ -243,7 +243,13 @@ def test_in_place_only_what_is_new_counts(tmp_path: Path, toolkit: Path) -> None
 
 @pytest.mark.parametrize(
     ("wanted", "found", "told"),
-    [(b"a\nb\n", b"a\nb\n", ""), (b"a\nb\n", b"a\nc\n", "'c'"), (b"a\n", b"a\nb\n", "'2 lines for 1'")],
+    [
+        (b"a\nb\n", b"a\nb\n", ""),
+        (b"a\nb\n", b"a\nc\n", "it has 'c' for 'b'"),
+        (b"  -O3\nx", b"  -O3 $\n  -G\nx", "it has '-G'"),
+        (b"a\nb\n", b"a\n", "it lacks 'b'"),
+        (b"a\nb\n", b"b\na\n", "its lines are in another order"),
+    ],
 )
 def test_the_first_line_that_differs_is_told(wanted: bytes, found: bytes, told: str) -> None:
     assert first_difference(wanted, found) == told
