@@ -270,10 +270,8 @@ def _linear_attention_that_is_not_there(found: Found) -> Iterator[str]:
     asked = [kind for kind in found.get("kinds", ()) if kind in GDN_KINDS]
     heads = {name: found.get(f"linear.{name}") for name in ("heads", "value_heads", "head_dim")}
     for name, value in heads.items():
-        if value is None and f"linear.{name}" in found and (asked or any(heads.values())):
-            yield f"linear.{name}: missing; " + (
-                f"kind {asked[0]} needs it" if asked else "the other numbers of a head are there"
-            )
+        if asked and value is None and f"linear.{name}" in found:
+            yield f"linear.{name}: missing; kind {asked[0]} needs it"
     if heads["heads"] and heads["value_heads"] and heads["value_heads"] % heads["heads"]:
         yield f"linear.value_heads: {heads['value_heads']} is no multiple of the {heads['heads']} heads"
     if "gdn-verify" in asked and found.get("linear.drafted") == ():

@@ -41,6 +41,7 @@ GOOD: dict[str, Any] = {
     },
     "parallel": {"tp": [1, 2], "ep": [1]},
     "tokens": {"capture": [1, 2, 4], "maximum": 8192, "calls": ["function"], "scales": "shared"},
+    "linear": {"heads": 16, "value_heads": 32, "head_dim": 128, "drafted": [2, 4]},
     "targets": {"gpus": ["rtx-pro-6000"], "arches": ["9.0a"], "cuda": "13.0", "flashinfer": ["0.7.4"]},
 }
 """A good manifest with every field that there is."""
@@ -98,6 +99,9 @@ def test_a_field_that_is_left_out_is_missing_or_has_its_default(field: Field) ->
 @pytest.mark.parametrize("table", tables(FIELDS)[1:])
 @pytest.mark.parametrize("value", [..., 3, "x", [], [{}], True], ids=repr)
 def test_a_table_that_is_missing_or_no_table_is_told_once_with_its_fields(table: str, value: Any) -> None:
+    if value is ... and all(field.default is not REQUIRED for field in FIELDS if field.table == table):
+        recipe_from_document(changed(table, ...), "test")
+        return
     (problem,) = problems(changed(table, value))
     assert problem.startswith(f"{table}: ")
     assert all(field.name in problem for field in FIELDS if field.table == table)
@@ -233,6 +237,17 @@ CONTRADICTORY = [
         "_targets_that_b12x_does_not_know",
         {"targets.cuda": "12.8"},
         "targets.cuda: kind b12x-moe needs CUDA 13 or newer, not 12.8",
+    ),
+    ("_linear_attention_that_is_not_there", {"linear.heads": 5}, "linear.value_heads: 32 is no multiple of the 5 heads"),
+    (
+        "_linear_attention_that_is_not_there",
+        {"kinds": ["gdn-verify"], "linear.drafted": [], "targets.gpus": ["h200"]},
+        "linear.drafted: missing; kind gdn-verify needs it",
+    ),
+    (
+        "_linear_attention_that_is_not_there",
+        {"kinds": ["gdn-decode"]},
+        "targets.gpus: kind gdn-decode needs a GPU of compute capability 9.0",
     ),
 ]
 
