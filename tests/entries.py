@@ -5,6 +5,8 @@ They are honest in every way but one: the libraries are arbitrary bytes, and the
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,9 +98,15 @@ def _elf(key: EntryKey) -> ElfFacts:
     )
 
 
-def make_fitting_entry(directory: Path, modules: Mapping[str, bytes] | None = None, *, kind: str = "modules") -> Manifest:
-    """An entry that a restore with `--arch 9.0a` takes on this host: of the installed FlashInfer and one of its real sources."""
-    installed = scan(this_interpreter().search_path)
+def make_fitting_entry(
+    directory: Path, modules: Mapping[str, bytes] | None = None, *, kind: str = "modules", site: Path | None = None
+) -> Manifest:
+    """An entry that a restore with `--arch 9.0a` takes on this host: of the installed FlashInfer and one of its real sources.
+
+    Args:
+        site: a directory with another FlashInfer, which comes first on PYTHONPATH.
+    """
+    installed = scan([*([str(site)] if site is not None else []), *this_interpreter().search_path])
     package, tvm_ffi = installed.package("flashinfer"), installed.package("tvm_ffi")
     if package is None or tvm_ffi is None:
         pytest.skip("no FlashInfer in this Python")
@@ -124,3 +132,11 @@ def restored(store: Store, index: Index | None = None) -> dict[str, dict[str, by
         archive.unpack_entry(store.read(entry.archive.path), manifest, sink)
         found[entry.key.fingerprint] = files
     return found
+
+
+def publish(entries: Path, store: Path, *words: str) -> None:
+    """`kcache publish`, which must succeed. A store that is not there is made."""
+    store.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "kcache", "publish", str(entries), "--to", str(store), *words]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

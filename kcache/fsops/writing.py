@@ -282,17 +282,21 @@ def set_aside(path: str | os.PathLike[str]) -> Path:
     return aside
 
 
-def sweep(directory: str | os.PathLike[str], idle: float = 3600.0) -> int:
+def sweep(directory: str | os.PathLike[str], idle: float = 3600.0, *, now: float | None = None) -> int:
     """Removes unfinished files that nobody has written to for `idle` seconds, and returns how many. Never fails.
 
     They are what a killed writer leaves. No writer of kcache lives that long: each has a deadline.
+
+    Args:
+        now: seconds since the epoch by the clock that stamps these files, where that may be another host's.
     """
     removed = 0
     with suppress(OSError), os.scandir(directory) as listing:
         for item in listing:
             if item.name.startswith(TEMPORARY_PREFIX):
                 with suppress(OSError):
-                    if item.is_file(follow_symlinks=False) and time.time() - item.stat().st_mtime > idle:
+                    age = (time.time() if now is None else now) - item.stat(follow_symlinks=False).st_mtime
+                    if item.is_file(follow_symlinks=False) and age > idle:
                         Path(item.path).unlink()
                         removed += 1
     return removed

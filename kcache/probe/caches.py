@@ -90,6 +90,16 @@ def cache_root(environ: Mapping[str, str], uid: int) -> CacheRoot:
     )
 
 
+def read_only_cache(environ: Mapping[str, str]) -> str | None:
+    """KCACHE_DIR where it holds a cache that this process can read and not write: installed by root for a server that is not,
+    or part of an image. `cache_root` passes it over."""
+    directory = environ.get("KCACHE_DIR", "")
+    entries = f"{directory}/v1/entries"
+    if not directory.startswith("/") or _unspeakable(directory) or not _unwritable(directory):
+        return None
+    return directory if os.access(entries, os.R_OK | os.X_OK, effective_ids=True) else None
+
+
 def home_directory(environ: Mapping[str, str], uid: int) -> str | None:
     """What `pathlib.Path.home()` is in a process with this environment; None where it raises (no HOME, no passwd entry)."""
     if (home := environ.get("HOME")) is not None:

@@ -18,7 +18,7 @@ from kcache import digest
 from kcache.key import ABSENT, Environment, Fact, known, undetermined
 from kcache.match import compiler_facts, sm_count_fact
 from kcache.probe import cuda, gpus, libraries, packages
-from kcache.probe.caches import cache_root
+from kcache.probe.caches import cache_root, read_only_cache
 from kcache.probe.libraries import Process
 from kcache.probe.packages import Interpreter, Packages
 from kcache.values import dataclass, replace
@@ -111,9 +111,9 @@ def probe_host(*, python: str | None, described_archs: Sequence[str], environ: M
 
 def _without_own_views(search_path: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The search path without the packages that kcache itself made for FlashInfer: they are not what was installed."""
-    root = cache_root(environ, os.geteuid()).path
-    own = f"{root}/v1/site/"
-    return [entry for entry in search_path if root is None or not entry.startswith(own)]
+    roots = (cache_root(environ, os.geteuid()).path, read_only_cache(environ))
+    own = tuple(f"{root}/v1/site/" for root in roots if root is not None)
+    return [entry for entry in search_path if not entry.startswith(own)]
 
 
 def _machine_facts(interpreter: Interpreter) -> dict[str, Fact]:

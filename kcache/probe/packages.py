@@ -149,8 +149,14 @@ def interpreter_at(python: str, environ: Mapping[str, str]) -> Interpreter:
     except subprocess.CalledProcessError as error:
         why = (error.stderr.strip().splitlines() or [f"it ended with code {error.returncode}"])[-1]
         raise ProbeError(f"the Python {python} could not be asked", why=why, remedy=remedy) from error
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:
-        raise ProbeError(f"the Python {python} could not be asked", why=str(error), remedy=remedy) from error
+    except OSError as error:
+        raise ProbeError(f"the Python {python} could not be asked", why=error.strerror or str(error), remedy=remedy) from error
+    except subprocess.TimeoutExpired as error:
+        why = f"it gave no answer for {_INTERPRETER_TIMEOUT:g} s"
+        raise ProbeError(f"the Python {python} could not be asked", why=why, remedy=remedy) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = "it ran, and did not answer as a Python does"
+        raise ProbeError(f"the Python {python} could not be asked", why=why, remedy=remedy) from error
 
 
 def _abi(suffix: str) -> str:

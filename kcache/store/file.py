@@ -38,6 +38,10 @@ _TRANSIENT = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EA
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
+ABANDONED = 24 * 3600.0
+"""Seconds without a write after which an unfinished file has no writer any more: far more than any object takes."""
+
+
 class FileStore:
     """The store in the directory `root`. Implements `kcache.store.base.Store`."""
 
@@ -166,7 +170,18 @@ class FileStore:
                     raise ConflictError(
                         f"{name} in {self.describe()} was changed by another writer", remedy="Read it again and repeat."
                     )
-                fsops.write_bytes(path, data)
+                written = fsops.write_bytes(path, data)
+        self._sweep(written.identity.mtime_ns / 1e9)
+
+    def _sweep(self, now: float) -> None:
+        """Removes what killed writers left, once for each index that is written: files that are older than any publisher lives.
+
+        Args:
+            now: the time by the clock that stamps the files, which on a network mount is not this host's.
+        """
+        for directory, folders, _ in os.walk(self._root):
+            folders[:] = [folder for folder in folders if is_name(folder)]
+            fsops.sweep(directory, ABANDONED, now=now)
 
     def delete(self, name: str) -> bool:
         if self.stat(name) is None:

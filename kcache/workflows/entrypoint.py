@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcache.errors import InstallError, ProbeError, TrustError
+from kcache.errors import InstallError, KcacheError, ProbeError, TrustError
 from kcache.local_cache import LocalCache
-from kcache.probe.caches import cache_root
+from kcache.probe.caches import cache_root, read_only_cache
 from kcache.report import ERROR, HIT, RestoreReport
 from kcache.store.base import Store
 from kcache.store.open import is_pinned, open_store
@@ -46,8 +47,21 @@ def restore_here(
     cache, target = here(where, environ)
     opened: list[MetricsStore] = []
     request = replace(request, python_path=environ.get("PYTHONPATH", ""))
-    makers = [partial(_open, store, opened, cache, deadline, left=len(stores) - number) for number, store in enumerate(stores)]
-    report = restore(request, makers, cache, target, deadline)
+
+    def attempt(cache: LocalCache) -> RestoreReport:
+        left = len(stores)
+        makers = [partial(_open, store, opened, cache, deadline, left=left - number) for number, store in enumerate(stores)]
+        return restore(request, makers, cache, target, deadline)
+
+    report: RestoreReport | None = None
+    if (writable := _writable_instead_of(cache, environ)) is not None:
+        with suppress(KcacheError):  # whatever it lacks, there is another place
+            report = attempt(cache)
+        if report is None or report.status != HIT:
+            cache, report = writable, None
+            target.remember_in(cache)
+    if report is None:
+        report = attempt(cache)
     return replace(
         report,
         warnings=(*_passed_over(environ, cache), *report.warnings),
@@ -55,6 +69,12 @@ def restore_here(
         http_requests=sum(map(_http_requests, opened)),
         env={**report.env, **_bounded_jobs(report, environ)},
     )
+
+
+def _writable_instead_of(cache: LocalCache, environ: Mapping[str, str]) -> LocalCache | None:
+    """The cache to restore into where `cache` cannot be written and lacks something; None where it can, or none can."""
+    root = cache_root(environ, os.geteuid()).path
+    return None if root is None or Path(root) == cache.root else LocalCache(Path(root))
 
 
 def _passed_over(environ: Mapping[str, str], cache: LocalCache) -> list[str]:
@@ -74,22 +94,26 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
     """
     if not report.compiles_avoided:
         return report
-    cache, target = here(where, environ)
-    proof = prove_restored(cache, target, {**environ, **report.env})
+    _, target = here(where, environ)
+    proof = prove_restored(LocalCache(Path(report.cache_root)), target, {**environ, **report.env})
     return replace(report, proof=proof, status=report.status if proof["status"] == "proven" else ERROR)
 
 
 def here(where: TargetRequest, environ: Mapping[str, str]) -> tuple[LocalCache, Target]:
-    """The cache in force and the environment that is meant.
+    """The cache in force and the environment that is meant. A cache that was installed for this environment and cannot be written
+    comes before the first place that can.
 
     Raises:
         InstallError: no directory can be written. ProbeError, UsageError, ManifestError: as `find_target` says.
     """
     root = cache_root(environ, os.geteuid())
-    if root.path is None:
+    given = read_only_cache(environ)
+    if root.path is None and given is None:
         raise InstallError("no directory can be written for the cache", why=root.reason, remedy="Mount one and set KCACHE_DIR.")
     target = find_target(where, environ, root)
-    cache = LocalCache(Path(root.path))
+    cache = LocalCache(Path(given or root.path or ""))
+    if given is not None and root.path is not None and cache.read("current", target.id) is None:
+        cache = LocalCache(Path(root.path))  # what is given was not made for this environment
     target.remember_in(cache)
     return cache, target
 

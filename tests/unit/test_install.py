@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from container import Container
-from entries import make_fitting_entry
+from entries import make_fitting_entry, publish
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,11 +31,8 @@ MODULES = {"cascade": b"\x7fELF cascade" * 50_000, "page": b"\x7fELF page" * 100
 def published(tmp_path: Path) -> tuple[Path, Manifest]:
     """A store with one entry of two files that fits this host."""
     manifest = make_fitting_entry(tmp_path / "entries", MODULES, kind="sampling")
-    store = tmp_path / "store"
-    store.mkdir()
-    words = ["publish", str(tmp_path / "entries"), "--to", str(store)]
-    subprocess.run([sys.executable, "-m", "kcache", *words], check=True, timeout=120, capture_output=True)
-    return store, manifest
+    publish(tmp_path / "entries", tmp_path / "store")
+    return tmp_path / "store", manifest
 
 
 def install(store: Path, manifest: Manifest, cache: LocalCache) -> InstalledEntry:

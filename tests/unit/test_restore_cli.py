@@ -166,6 +166,23 @@ def test_only_restore_starts_a_command_and_only_what_follows_two_dashes(
     assert len(done.err.splitlines()) == 1 or "Usage:" in done.err, done.err
 
 
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("/bin/true", "did not answer as a Python does"),
+        ("/bin/echo", "did not answer as a Python does"),
+        ("/none", "No such file"),
+    ],
+)
+def test_a_python_that_is_none_is_one_clear_line(container: Container, store: Path, program: str, why: str) -> None:
+    done = container.kcache("restore", "--from", str(store), "--python", program, *REACH)
+    assert (done.code, done.out) == (0, "reached\n")
+    [line] = done.err.splitlines()
+    assert f"the Python {program} could not be asked: " in line
+    assert why in line
+    assert "Expecting" not in line
+
+
 @pytest.mark.parametrize("chosen", ["relative", "{home}/a:b", "/dev/null"])
 def test_a_cache_directory_that_was_chosen_and_cannot_be_used_is_named(container: Container, store: Path, chosen: str) -> None:
     directory = chosen.format(home=container.home)
