@@ -151,7 +151,10 @@ def test_b12x_finds_every_program_in_a_fresh_process_and_asks_no_compiler(built:
 
 
 def test_a_second_build_compiles_nothing(built: tuple[ProgramRun, ProgramAnswer]) -> None:
-    assert {program.status for program in compile_programs(built[0], jobs=2).programs} == {"present"}
+    events: list[Any] = []
+    answer = compile_programs(built[0], jobs=2, progress=events.append)
+    assert {program.status for program in answer.programs} == {"present"}
+    assert events == []
 
 
 def test_in_another_home_with_another_package_path_and_other_tools_they_are_found_too(
@@ -232,25 +235,25 @@ def test_another_gpu_or_compiler_is_refused_and_would_not_be_found(
     assert not keys & {program.key for program in collected.programs}
 
 
-@pytest.mark.parametrize("damage", ["swapped", "cut", "manifest gone"])
-def test_b12x_misses_a_damaged_program_as_kcache_says_and_takes_the_repaired_one(
-    built: tuple[ProgramRun, ProgramAnswer], collected: Collected, tmp_path: Path, damage: str
+def test_b12x_misses_damaged_programs_as_kcache_says_and_takes_the_repaired_ones(
+    built: tuple[ProgramRun, ProgramAnswer], collected: Collected, tmp_path: Path
 ) -> None:
-    """Case B43: bytes swapped under a stale manifest."""
+    """Case B43: bytes swapped under a stale manifest; an object that was cut; a manifest that is gone."""
     run = run_of(tmp_path)
     move(built, collected, run)
     root = tmp_path / ".cache/b12x/compile"
-    victim = collected.programs[0]
-    path = root / victim.path
-    if damage == "manifest gone":
-        path.with_suffix(".json").unlink()
-    else:
-        path.write_bytes(victim.object[:-1] + (b"" if damage == "cut" else bytes([victim.object[-1] ^ 1])))
-    assert accepted(root, victim.key)
+    swapped, cut, alone, whole = collected.programs
+    (root / swapped.path).write_bytes(swapped.object[:-1] + bytes([swapped.object[-1] ^ 1]))
+    (root / cut.path).write_bytes(cut.object[:-1])
+    (root / alone.path).with_suffix(".json").unlink()
+    damaged = {swapped.key, cut.key, alone.key}
+    assert {program.key for program in collected.programs if accepted(root, program.key)} == damaged
     answer = check_programs(run)
-    assert [program.key for program in answer.programs if program.status == "missing"] == [victim.key]
+    assert {program.key for program in answer.programs if program.status == "missing"} == damaged
     assert not answer.proven
-    install(root, collected.programs, timeout=10)
+    placed = install(root, collected.programs, timeout=10)
+    assert set(placed.written) == damaged
+    assert placed.kept == (whole.key,)
     assert check_programs(run).proven
 
 
