@@ -26,7 +26,8 @@ def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, a
 
     Ends with 0 when nothing stops its use, with 1 otherwise.
     """
-    from kcache.workflows.doctor import ERROR, examine
+    from kcache.workflows.doctor import examine
+    from kcache.workflows.findings import ERROR
     from kcache.workflows.target import TargetRequest
 
     findings = examine(TargetRequest(python=python, archs=archs, gpus=gpus), os.environ)

@@ -107,7 +107,7 @@ class DryRunAnswer:
         return tuple(kernel for kernel in self.kernels if kernel.status in ("failed", "crashed", "timeout", "refused"))
 
 
-OPERATIONS = {"b12x": "b12x MoE", "gdn": "gated delta rule"}
+OPERATIONS = {"b12x": "b12x MoE", "gdn": "gated delta rule", "recorded": "recorded kernels"}
 """Operations that have a file of calls beside the child's script, and what people call them."""
 
 

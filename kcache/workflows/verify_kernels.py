@@ -18,6 +18,7 @@ from kcache.errors import ProbeError
 from kcache.gpu_products import from_description
 from kcache.kinds.cute_kinds import operation_of
 from kcache.local_cache import InstalledEntry
+from kcache.manifest import Manifest
 from kcache.values import dataclass
 from kcache.workflows.cute_build import DryRun, DryRunAnswer, check_kernels
 from kcache.workflows.target import Target
@@ -83,7 +84,8 @@ def prove_kernels(target: Target, environ: Mapping[str, str], entries: Sequence[
         kernels = entry.manifest.kernels
         assert kernels is not None
         release = entry.manifest.key.ingredients["cuda.release"]
-        groups.setdefault(json.dumps([entry.manifest.key.kind, release, dict(kernels.gpu)], sort_keys=True), []).append(entry)
+        group = json.dumps([_operation(entry.manifest), release, dict(kernels.gpu)], sort_keys=True)
+        groups.setdefault(group, []).append(entry)
     proofs = [_prove(target, environ, group) for group in groups.values()]
     return KernelsProof(
         kernels=tuple(kernel for proof in proofs for kernel in proof.kernels),
@@ -93,6 +95,12 @@ def prove_kernels(target: Target, environ: Mapping[str, str], entries: Sequence[
         errors=tuple(line for proof in proofs for line in proof.errors),
         seconds=sum(proof.seconds for proof in proofs),
     )
+
+
+def _operation(manifest: Manifest) -> str:
+    """Whose calls ask for an entry's kernels: its kind's, or, of kernels that were recorded, their names themselves."""
+    cases = manifest.kernels.cases if manifest.kernels else ()
+    return str(cases[0].get("operation", operation_of(manifest.key.kind))) if cases else operation_of(manifest.key.kind)
 
 
 def _prove(target: Target, environ: Mapping[str, str], entries: Sequence[InstalledEntry]) -> KernelsProof:
@@ -114,7 +122,7 @@ def _prove(target: Target, environ: Mapping[str, str], entries: Sequence[Install
             cuda=manifests[0].key.ingredients["cuda.release"],
             cases=cases,
             environ={**environ, **trap_compilers(Path(name), log)},
-            operation=operation_of(manifests[0].key.kind),
+            operation=_operation(manifests[0]),
             arch_list=" ".join(map(arch_list_entry, target.environment.archs)),
         )
         answer = check_kernels(run)

@@ -17,6 +17,7 @@ from kcache.probe.caches import cache_root
 from kcache.probe.gpus import Gpu, GpuReport
 from kcache.probe.host import Host, probe_host
 from kcache.workflows import doctor
+from kcache.workflows.findings import ERROR, WARNING, Finding, Patient
 from kcache.workflows.target import TargetRequest
 
 REPOSITORY = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def fake_site(site: Path, version: str = "0.7.4", env_py: str = "Ignoring incomp
     return site
 
 
-def findings(*archs: str, site: Path | None = None, **environ: str) -> dict[str, doctor.Finding]:
+def findings(*archs: str, site: Path | None = None, **environ: str) -> dict[str, Finding]:
     base = {"HOME": os.environ["HOME"], "PATH": os.environ["PATH"], "PYTHONPATH": str(site or "")}
     found = doctor.examine(TargetRequest(python=sys.executable, archs=archs), {**base, **environ})
     return {finding.code: finding for finding in found}
@@ -58,7 +59,7 @@ def test_b27_a_package_off_by_one_version_is_named_with_both(tmp_path: Path, nam
         assert word in finding.what
     assert f"{name}==0.7.4" in finding.remedy
     stops = env_py == "raise" and not check
-    assert finding.severity == (doctor.ERROR if stops else doctor.WARNING)
+    assert finding.severity == (ERROR if stops else WARNING)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +94,14 @@ def test_whether_flashinfer_stops_is_what_it_does(tmp_path: Path, name: str) -> 
     environ["FLASHINFER_WORKSPACE_BASE"] = str(tmp_path)
     done = subprocess.run([sys.executable, "-c", "import flashinfer"], env=environ, capture_output=True, timeout=300, check=False)
     finding = findings("9.0a", site=tmp_path)["companion-version"]
-    assert (finding.severity == doctor.ERROR) == (done.returncode != 0)
+    assert (finding.severity == ERROR) == (done.returncode != 0)
 
 
 def test_no_gpu_and_no_name_stops_use() -> None:
     if Path("/dev/nvidiactl").exists():
         pytest.skip("this host has a GPU")
     finding = findings()["no-arch"]
-    assert finding.severity == doctor.ERROR
+    assert finding.severity == ERROR
     assert "--arch" in finding.remedy
 
 
@@ -113,11 +114,11 @@ def test_a_list_that_flashinfer_cannot_read_stops_use() -> None:
     ("listed", "here", "severity"),
     [
         ("9.0a", [(9, 0)], None),
-        ("9.0a", [(9, 0), (12, 0)], doctor.ERROR),
+        ("9.0a", [(9, 0), (12, 0)], ERROR),
         ("12.0f", [(12, 1)], None),
-        ("12.0a", [(12, 1)], doctor.ERROR),
+        ("12.0a", [(12, 1)], ERROR),
         ("8.0", [(8, 9)], None),
-        ("9.0a 12.0f", [(9, 0)], doctor.WARNING),
+        ("9.0a 12.0f", [(9, 0)], WARNING),
         ("9.0a", [], None),
     ],
 )
@@ -128,7 +129,7 @@ def test_the_list_must_fit_the_gpus(listed: str, here: list[tuple[int, int]], se
     # The CUDA release that 12.x is named by comes from torch where there is no toolkit.
     environment = replace(host.environment, facts={**host.environment.facts, "torch.cuda": known("13.0")})
     with_gpus = Host(environment=environment, paths=host.paths, gpus=GpuReport(gpus=gpus, driver=known("580")))
-    patient = doctor.Patient(host=with_gpus, cache=cache_root(environ, 0), environ={**environ, "CUDA_HOME": "/nonexistent"})
+    patient = Patient(host=with_gpus, cache=cache_root(environ, 0), environ={**environ, "CUDA_HOME": "/nonexistent"})
     found = list(doctor.check_archs(patient))
     assert [finding.severity for finding in found] == ([] if severity is None else [severity])
 
@@ -150,7 +151,7 @@ def test_modules_in_the_package_itself_are_named(tmp_path: Path) -> None:
 )
 def test_variables_that_change_what_flashinfer_does_are_named(variable: str, code: str) -> None:
     finding = findings("9.0a", site=None, **{variable: "1"})[code]
-    assert finding.severity == doctor.WARNING
+    assert finding.severity == WARNING
     assert variable in finding.what
 
 
@@ -174,7 +175,7 @@ def test_a_root_that_others_could_change_stops_use(tmp_path: Path, spoil: str) -
     else:
         root.rename(tmp_path / "other")
         root.symlink_to(tmp_path / "other")
-    assert findings("9.0a", KCACHE_DIR=str(root))["untrusted-root"].severity == doctor.ERROR
+    assert findings("9.0a", KCACHE_DIR=str(root))["untrusted-root"].severity == ERROR
 
 
 def run(words: list[str], script: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -234,7 +235,7 @@ def test_warnings_alone_leave_the_exit_code_at_zero() -> None:
     ],
 )
 def test_a_variable_that_keeps_flashinfer_from_restored_kernels_is_named(environ: dict[str, str], code: str, words: str) -> None:
-    finding = findings("9.0a", **environ)[code]
+    finding = findings("9.0a", site=None, **environ)[code]
     assert next(iter(environ)) in finding.what
     assert words in finding.what
     assert "cute-dsl-switch" not in findings("9.0a", FLASHINFER_CUTE_DSL_DISABLE_CACHE="0", CUTE_DSL_ARCH="sm_90a")
