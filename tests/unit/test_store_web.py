@@ -177,6 +177,21 @@ def test_one_connection_serves_one_request_after_another() -> None:
     assert len(connections) == 1
 
 
+def test_what_comes_after_an_answer_is_not_the_next_one() -> None:
+    smuggled = OK + b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad"
+    with server(answering(*[smuggled] * 3)) as port:
+        store = mirror(port)
+        assert read(store) == read(store) == b"hello"
+
+
+def test_a_server_that_never_answers_is_given_up_after_a_few_attempts() -> None:
+    with server(lambda taken: None) as port:
+        store = mirror(port, stall=600)
+        with pytest.raises(UnavailableError):
+            read(store)
+        assert store.http_requests == 5
+
+
 def test_a_kept_connection_that_was_closed_is_made_again_without_a_pause() -> None:
     with server(answering(OK)) as port:
         store = mirror(port)
