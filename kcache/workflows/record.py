@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kcache import digest, fsops
+from kcache import fsops
 from kcache.archs import arch_list_entry, flashinfer_archs
 from kcache.errors import CollectError, KcacheError, UsageError
 from kcache.key import KIND_MODULES
@@ -29,6 +29,7 @@ from kcache.workflows.build_environ import flags_ingredient
 from kcache.workflows.compile import Compiled, ModuleFiles
 from kcache.workflows.record_run import Ended, program_environ, run_program
 from kcache.workflows.recorded import NVCC, Module, Recorded, cache_directories, find_recorded, read_module
+from kcache.workflows.recorded_objects import RecordedObjects
 
 BUILT, PARTIAL, NOTHING = "built", "partial", "nothing"
 
@@ -122,8 +123,12 @@ def record(request: RecordRequest, environ: Mapping[str, str]) -> RecordReport:
         before = {one.path: one.stamp() for one in find_recorded(directories)} if request.in_place else {}
         ended = run_program(request.command, given.variables, aside=request.aside)
         found = [one for one in find_recorded(directories) if before.get(one.path) != one.stamp()]
-        packer = _Packer(request=request, environ=given.variables, interpreter=interpreter, work=work)
+        flashinfer = packages.scan(interpreter.search_path).distribution("flashinfer-python")
+        wheels = [Path(flashinfer.metadata)] if flashinfer is not None else []
+        objects = RecordedObjects(work / "recorded-objects.json", wheels)
+        packer = _Packer(request=request, environ=given.variables, interpreter=interpreter, work=work, objects=objects)
         packer.pack([one for one in found if one.kind == NVCC])
+        objects.write()
     others = [
         LeftOut(kind=one.kind, name=one.name, arch=one.arch, reason=f"{_NOT_YET}: kind {one.kind}", failed=False)
         for one in found
@@ -185,6 +190,7 @@ class _Packer:
     environ: Mapping[str, str]
     interpreter: packages.Interpreter
     work: Path
+    objects: RecordedObjects
     entries: list[EntryReport] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
 
@@ -257,7 +263,7 @@ class _Packer:
             self._leave(one, f"{_NOT_YET}: {why}", failed=False)
             return
         try:
-            compiled = _compiled(module, recipe, asked)
+            compiled = _compiled(module, recipe, asked, self.objects)
         except (OSError, CollectError) as error:
             self._leave(one, _unreadable(error) if isinstance(error, OSError) else str(error), failed=True)
             return
@@ -315,7 +321,7 @@ def first_difference(wanted: bytes, found: bytes) -> str:
     return told + (f" for {fewer[0][:200]!r}" if more and fewer else "")
 
 
-def _compiled(module: Module, recipe: tuple[str, ...], asked: _Asked) -> Compiled:
+def _compiled(module: Module, recipe: tuple[str, ...], asked: _Asked, objects: RecordedObjects) -> Compiled:
     """A module with the digests of what its compilers read, or why it cannot be used."""
     files = ModuleFiles(name=module.name, ninja=module.file, library=module.library, recipe=recipe)
     read: dict[str, str] = {}
@@ -327,17 +333,11 @@ def _compiled(module: Module, recipe: tuple[str, ...], asked: _Asked) -> Compile
             failed = f"it is not known what {Path(output).name} was compiled from"
         elif strange := asked.strange(paths, module):
             failed = f"{Path(strange).name} is not what FlashInfer generates for this name"
-        elif late := changed_since(paths, Path(output)):
-            failed = f"{Path(late).name} changed after it was compiled"
         else:
-            read |= {path: digest.of_file(path)[0] for path in paths}
+            found, late = objects.made_of(Path(output), paths)
+            failed = failed or (f"{Path(late).name} changed after it was compiled" if late else "")
+            read |= found
     log = (module.build.folder / ".ninja_log").read_text(encoding="utf-8", errors="replace")
     spans = ninja.parse_log(log)
     seconds = ninja.busy_seconds(spans[output] for output, _ in files.edges() if output in spans)
     return Compiled(module=files, failed=failed, read={} if failed else read, seconds=seconds)
-
-
-def changed_since(paths: Iterable[str], made: Path) -> str:
-    """The first file that was changed, moved or linked after `made` was written, whatever its own time says (case B21)."""
-    written = made.stat().st_mtime_ns
-    return next((path for path in paths if Path(path).stat().st_ctime_ns > written), "")

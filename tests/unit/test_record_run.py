@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -16,6 +18,7 @@ import pytest
 from kcache.workflows.record import first_difference
 from kcache.workflows.record_run import program_environ
 from kcache.workflows.recorded import CacheDirectories, cache_directories, find_recorded
+from kcache.workflows.recorded_objects import RecordedObjects
 
 
 @pytest.fixture
@@ -151,6 +154,7 @@ PRIVATE = Path("/work-directory/recorded")
         ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, {"HF_HOME": "/x/huggingface"}, []),
         ({"HOME": "/h", "HF_HOME": "/f", "TORCH_HOME": "/t"}, {"HF_HOME": "/f", "TORCH_HOME": "/t"}, []),
         ({"HOME": "/h", "CPATH": "/i", "FLASHINFER_DISABLE_JIT": "1"}, {}, ["CPATH", "FLASHINFER_DISABLE_JIT"]),
+        ({"HOME": "/h", "FLASHINFER_AUTOTUNE_CACHE_DIR": "/a", "B12X_COMPILE_CACHE_DIR": "/b"}, {}, []),
         (
             {"HOME": "/h", "CC": "clang", "FLASHINFER_EXTRA_CUDAFLAGS": "-G"},
             {"CC": "clang", "FLASHINFER_EXTRA_CUDAFLAGS": "-G"},
@@ -253,3 +257,82 @@ def test_in_place_only_what_is_new_counts(tmp_path: Path, toolkit: Path) -> None
 )
 def test_the_first_line_that_differs_is_told(wanted: bytes, found: bytes, told: str) -> None:
     assert first_difference(wanted, found) == told
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, list[str]]:
+    """An object, and two sources that are older."""
+    sources = [tmp_path / "a.cu", tmp_path / "b.cuh"]
+    for source in sources:
+        source.write_text("source")
+    time.sleep(0.02)
+    (tmp_path / "a.o").write_bytes(b"object")
+    return tmp_path / "a.o", [str(source) for source in sources]
+
+
+def changed(made: tuple[Path, list[str]]) -> str:
+    """The file that changed, by a record that is read and written anew as every recording does."""
+    output, sources = made
+    record = RecordedObjects(output.parent / "record.json", [output.parent / "x-1.dist-info"])
+    found, late = record.made_of(output, sources)
+    assert set(found) == set(sources)
+    record.write()
+    return Path(late).name
+
+
+def rewrite(path: str, text: str) -> None:
+    """Changes a file and gives it an old time, which ninja believes."""
+    Path(path).write_text(text)
+    os.utime(path, (1, 1))
+
+
+def test_sources_older_than_an_object_are_what_it_was_made_of(made: tuple[Path, list[str]]) -> None:
+    assert changed(made) == ""
+
+
+def test_b21_a_source_that_changed_under_an_old_time_is_seen_at_once(made: tuple[Path, list[str]]) -> None:
+    time.sleep(0.02)
+    rewrite(made[1][1], "changed")
+    assert changed(made) == "b.cuh"
+    assert changed(made) == "b.cuh"  # and not believed the next time
+
+
+def test_b21_and_later_by_its_digest(made: tuple[Path, list[str]]) -> None:
+    assert changed(made) == ""
+    rewrite(made[1][0], "changed")
+    assert changed(made) == "a.cu"
+
+
+def test_a_source_that_was_linked_since_did_not_change(made: tuple[Path, list[str]]) -> None:
+    assert changed(made) == ""
+    time.sleep(0.02)
+    os.link(made[1][0], f"{made[1][0]}.link")
+    assert changed(made) == ""
+
+
+def test_a_source_that_was_linked_before_the_first_time_is_what_its_wheel_says(made: tuple[Path, list[str]]) -> None:
+    time.sleep(0.02)
+    os.link(made[1][0], f"{made[1][0]}.link")
+    assert changed(made) == "a.cu"
+    metadata = made[0].parent / "x-1.dist-info"
+    metadata.mkdir()
+    hashed = base64.urlsafe_b64encode(hashlib.sha256(b"source").digest()).decode().rstrip("=")
+    (metadata / "RECORD").write_text(f"a.cu,sha256={hashed},6\nb.cuh,,\nx-1.dist-info/RECORD,,\n")
+    assert changed(made) == ""
+    (made[0].parent / "record.json").unlink()
+    rewrite(made[1][0], "another")
+    assert changed(made) == "a.cu"
+
+
+def test_an_object_that_was_compiled_again_is_a_new_one(made: tuple[Path, list[str]]) -> None:
+    assert changed(made) == ""
+    rewrite(made[1][0], "changed")
+    time.sleep(0.02)
+    made[0].write_bytes(b"another")
+    assert changed(made) == ""
+
+
+def test_a_record_that_is_none_is_no_record(made: tuple[Path, list[str]]) -> None:
+    for text in ("", "[]", "{}", '{"format": "kcache.recorded/1", "objects": 3}'):
+        (made[0].parent / "record.json").write_text(text)
+        assert changed(made) == ""
