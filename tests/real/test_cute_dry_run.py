@@ -200,3 +200,34 @@ def test_a_flashinfer_without_the_operation_is_told(tmp_path: Path) -> None:
     assert caught.value.what == "this FlashInfer's gated delta rule is not as kcache expects"
     assert "9.9.9" in caught.value.why
     assert "decode at [1, 8] tokens" in caught.value.why
+
+
+def test_a_compilation_by_another_way_than_flashinfers_is_stopped_and_counted(tmp_path: Path) -> None:
+    """The proof's trap is below `cute.compile`, at the one door to MLIR's pass manager and ptxas: here it is walked into."""
+    code = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+os.environ["CUTE_DSL_ARCH"] = "sm_90a"
+import cute_dry_run, described_gpu
+gpu = json.loads(sys.argv[2])
+described_gpu.install(gpu, "13.0")
+described_gpu.install_cute_dsl(gpu)
+import cutlass
+from cutlass import cute
+class Run: compiles = []
+cute_dry_run._trap_lowering(Run)
+@cute.jit
+def kernel(a: cutlass.Int32):
+    cute.printf("{}", a)
+try:
+    cute.compile(kernel, cutlass.Int32(1))
+except Exception as error:
+    print(type(error).__name__)
+print(Run.compiles)
+"""
+    children = Path(__file__).parents[2] / "kcache" / "probe" / "children"
+    script = tmp_path / "walk_into_it.py"  # CuTe-DSL reads its functions' source from a file
+    script.write_text(code)
+    command = [sys.executable, str(script), str(children), json.dumps(product("h200").describe())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout.splitlines()[-1] == "['lowering']", done.stderr
