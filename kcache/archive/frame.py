@@ -27,33 +27,46 @@ class _Source:
     def __init__(self, chunks: Iterable[bytes], limit: int, background: Background) -> None:
         self._chunks = iter(chunks)
         self._limit = limit
-        self._buffer = bytearray()
+        self._rest = memoryview(b"")
         self._hasher = background.sha256()
         self.received = 0
 
-    def take(self, count: int) -> bytes:
-        while len(self._buffer) < count:
-            if not self._more():
-                raise IntegrityError(f"the archive ends after {self.received} bytes", why=f"its manifest says {self._limit}")
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return taken
+    def peek(self, count: int) -> bytes:
+        """The next bytes, which stay there. For a few: what is left of a chunk is joined with the next."""
+        while len(self._rest) < count:
+            self._rest = memoryview(bytes(self._rest) + self._more())
+        return bytes(self._rest[:count])
 
-    def _more(self) -> bool:
+    def take(self, count: int) -> bytes:
+        """The next bytes, copied once."""
+        parts = []
+        while len(self._rest) < count:
+            parts.append(self._rest)
+            count -= len(self._rest)
+            self._rest = memoryview(self._more())
+        parts.append(self._rest[:count])
+        self._rest = self._rest[count:]
+        return b"".join(parts)
+
+    def _more(self) -> bytes:
+        if chunk := self._next():
+            return chunk
+        raise IntegrityError(f"the archive ends after {self.received} bytes", why=f"its manifest says {self._limit}")
+
+    def _next(self) -> bytes:
+        """The next chunk that holds anything; empty at the end."""
         for chunk in self._chunks:
             self.received += len(chunk)
             if self.received > self._limit:
                 raise IntegrityError(f"the archive is longer than the {self._limit} bytes that its manifest says")
             self._hasher.update(chunk)
-            self._buffer += chunk
-            return True
-        return False
+            if chunk:
+                return chunk
+        return b""
 
     def finish(self, sha256: str) -> None:
         """Refuses anything that follows, and bytes that are not the ones announced."""
-        while not self._buffer and self._more():
-            pass
-        if self._buffer:
+        if self._rest or self._next():
             raise IntegrityError("the archive goes on after its zstd frame")
         if self.received != self._limit:
             raise IntegrityError(f"the archive has {self.received} bytes", why=f"its manifest says {self._limit}")
@@ -99,12 +112,11 @@ def _pieces(source: _Source, content_size: int) -> Iterator[bytes]:
     yield _header(source, content_size)
     last = False
     while not last:
-        head = source.take(3)
-        field = int.from_bytes(head, "little")
+        field = int.from_bytes(source.peek(3), "little")
         last, kind, size = bool(field & 1), field >> 1 & 3, field >> 3
         if kind > _COMPRESSED or size > _BLOCK_MAX:
             raise IntegrityError("the archive holds a zstd block that is not valid")
-        yield head + source.take(1 if kind == _RLE else size)
+        yield source.take(3 + (1 if kind == _RLE else size))
     yield source.take(4)
 
 

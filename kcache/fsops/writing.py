@@ -117,7 +117,7 @@ def stage(
         _refuse_irregular(parent, path)
         descriptor = os.open(temporary, _OPEN_NEW, 0o600, dir_fd=parent)
     try:
-        size, sha256 = _copy(descriptor, path, chunks, expected_size, verified)
+        size, sha256 = _copy(descriptor, path, chunks, expected_size, verified=verified, flusher=flusher)
         if expected_size is not None and size != expected_size:
             raise IntegrityError(f"{name} ends after {size} bytes", why=f"{expected_size} were expected")
         if expected_sha256 is not None and sha256 != expected_sha256:
@@ -155,9 +155,15 @@ def write_stream(
     return stage(directory, name, chunks, mode=mode, expected_size=expected_size, expected_sha256=expected_sha256).commit()
 
 
-def _copy(descriptor: int, path: Path, chunks: Iterable[bytes], limit: int | None, verified: str | None) -> tuple[int, str]:
+_EARLY = 4 << 20
+"""Bytes after which a file that is being written is flushed as far as it is, so that little is left to wait for at its end."""
+
+
+def _copy(
+    descriptor: int, path: Path, chunks: Iterable[bytes], limit: int | None, *, verified: str | None, flusher: Flusher | None
+) -> tuple[int, str]:
     hasher = hashlib.sha256() if verified is None else None
-    size = 0
+    size = flushed = 0
     for chunk in chunks:
         size += len(chunk)
         if limit is not None and size > limit:
@@ -168,6 +174,9 @@ def _copy(descriptor: int, path: Path, chunks: Iterable[bytes], limit: int | Non
             rest = memoryview(chunk)
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+            if flusher is not None and size - flushed >= _EARLY:
+                flushed = size
+                flusher.take(os.dup(descriptor), path)
     return size, "sha256:" + hasher.hexdigest() if hasher is not None else verified or ""
 
 

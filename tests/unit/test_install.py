@@ -83,6 +83,28 @@ def test_a_file_that_cannot_be_flushed_is_not_installed(
     assert not cache.entry_directory(published[1].fingerprint).exists()
 
 
+def test_a_large_file_is_flushed_while_it_is_written_and_a_failure_then_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, sizes = 20 << 20, []
+
+    def failing(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+        if len(sizes) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", failing)
+    flusher = fsops.Flusher()
+    chunks = (bytes(1 << 20) for _ in range(20))
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    fsops.stage(tmp_path, "large", chunks, expected_size=size, expected_sha256=None, flusher=flusher)
+    with pytest.raises(InstallError, match="large"):
+        flusher.finish()
+    assert len(sizes) == 6
+    assert max(sizes) == size
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
 def empty(data: bytes) -> bytes:
     return b""
 
