@@ -20,6 +20,8 @@ COMMANDS = {
     "build": "compile entries on a host that needs no GPU",
     "doctor": "what would keep a restored cache from being used here, with remedies",
     "env": "what this host is: every ingredient of a key",
+    "export": "copy published entries into one file, for hosts without a network",
+    "import": "publish what an exported file holds",
     "lookup": "which published entries fit this host, and why the others do not",
     "manifest": "say what to build for a model: made from its config, and checked",
     "publish": "upload built entries, then make them visible",

@@ -52,10 +52,11 @@ def command(
         from kcache.cli.main import echo_json
 
         echo_json(report.to_json())
-    click.echo(f"kcache: {_summary(report)}", err=True)
+    click.echo(f"kcache: {describe(report)}", err=True)
 
 
-def _summary(report: PublishReport) -> str:
+def describe(report: PublishReport) -> str:
+    """What was published, in one line."""
     counts = {status: sum(entry.status == status for entry in report.entries) for status in ("uploaded", "replaced", "present")}
     parts = [f"{count} {status}" for status, count in counts.items() if count]
     size = f"{report.bytes_uploaded / 1e6:.1f} MB"

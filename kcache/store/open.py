@@ -8,7 +8,10 @@ from pathlib import Path
 from kcache.errors import StoreError, UsageError
 from kcache.store.base import Store
 
-KNOWN = "hf://owner/repo[@revision][/directory], https://host/path (for reading), file:///directory, or a plain directory"
+KNOWN = (
+    "hf://owner/repo[@revision][/directory], https://host/path (for reading), file:///directory, a plain directory, "
+    "or a file that `kcache export` wrote"
+)
 
 
 def open_store(
@@ -105,8 +108,6 @@ def _local_path(url: str, rest: str) -> str:
 
 
 def _directory(path: str, *, create: bool) -> Store:
-    from kcache.store.file import FileStore
-
     if "\0" in path:
         raise UsageError("a directory's name cannot hold a NUL")
     try:
@@ -115,4 +116,10 @@ def _directory(path: str, *, create: bool) -> Store:
         raise StoreError(
             f"{path} cannot be found", why=f"the working directory: {error.strerror}", remedy="Give an absolute path."
         ) from error
+    if os.path.isfile(absolute):  # noqa: PTH113 - the same
+        from kcache.store.bundle import BundleStore
+
+        return BundleStore(Path(absolute))
+    from kcache.store.file import FileStore
+
     return FileStore(Path(absolute), create=create)
