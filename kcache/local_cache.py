@@ -268,34 +268,27 @@ class SourceMemo:
         self._name = digest.of_bytes(str(package).encode()).removeprefix("sha256:")[:16]
         files = (cache.read("sources", self._name) or {}).get("files")
         self._known: dict[str, Any] = files if isinstance(files, dict) else {}
-        self._seen: dict[str, list[int]] = {}
         self._new = False
 
     def recall(self, paths: Iterable[str]) -> dict[str, str]:
-        """The digests of those of `paths` (inside the package) that have not changed since they were hashed.
-
-        What the others are like now is kept for `remember`: they are to be read after this, so that a change in between is
-        noticed the next time.
-        """
+        """The digests of those of `paths` (inside the package) that have not changed since they were hashed."""
         digests = {}
         for path in paths:
-            try:
-                found = os.stat(f"{self._package}/{path}")  # what a link leads to counts  # noqa: PTH116
-            except OSError:
-                continue
-            identity = [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
             line = self._known.get(path)
-            if isinstance(line, list) and line[1:] == identity:
-                digests[path] = str(line[0])
-            else:
-                self._seen[path] = identity
+            if not isinstance(line, list):
+                continue
+            with suppress(OSError):
+                found = os.stat(f"{self._package}/{path}")  # what a link leads to counts  # noqa: PTH116
+                if line[1:] == _identity(found):
+                    digests[path] = str(line[0])
         return digests
 
-    def remember(self, digests: Mapping[str, str]) -> None:
-        """Takes in digests of files that `recall` did not know; `save` keeps them."""
+    def remember(self, digests: Mapping[str, str], seen: Mapping[str, os.stat_result]) -> None:
+        """Takes in new digests, each with what the file was before it was read, so that a change in between is noticed the next
+        time; `save` keeps them."""
         for path, sha256 in digests.items():
-            if path in self._seen:
-                self._known[path] = [sha256, *self._seen[path]]
+            if path in seen:
+                self._known[path] = [sha256, *_identity(seen[path])]
                 self._new = True
 
     def save(self) -> None:
@@ -304,3 +297,7 @@ class SourceMemo:
             return
         with suppress(InstallError, TrustError):
             self._cache.write("sources", self._name, {"package": self._package, "files": self._known})
+
+
+def _identity(found: os.stat_result) -> list[int]:
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]

@@ -184,7 +184,7 @@ def _say(report: RestoreReport, *, as_json: bool, shell: bool) -> None:
         import shlex
 
         for name, value in report.env.items():
-            print(f"export {name}={shlex.quote(value)}")
+            print(f"export {name}={shlex.quote(value)}", flush=True)
     messages.say(_summary(report), at=messages.NORMAL if report.status == HIT else messages.QUIET)
     for line in report.warnings:
         messages.say(line)

@@ -6,6 +6,7 @@ FlashInfer's files by identity so that a second restore reads none of them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -100,10 +101,11 @@ class Target:
         recalled = self._memo.recall(needed.sources) if self._memo is not None else {}
         unread = [path for path in needed.sources if path not in recalled]
         unseen = [soname for soname in needed.sonames if soname not in self._libraries]
-        resolved = resolve(self._host, sonames=unseen, source_paths=unread)
+        seen: dict[str, os.stat_result] = {}
+        resolved = resolve(self._host, sonames=unseen, source_paths=unread, seen=seen)
         self._libraries |= resolved.libraries
         if self._memo is not None:
-            self._memo.remember({path: fact.value for path, fact in resolved.sources.items() if fact.value is not None})
+            self._memo.remember({path: fact.value for path, fact in resolved.sources.items() if fact.value is not None}, seen)
         sources = {**resolved.sources, **{path: known(sha256) for path, sha256 in recalled.items()}}
         facts = {**self.environment.facts, **self._compiler()} if needed.compiler else self.environment.facts
         return replace(self.environment, facts=facts, libraries=self._libraries, sources=sources)

@@ -51,8 +51,9 @@ def test_a_standard_stream_that_cannot_be_used_does_not_keep_the_server_from_sta
     assert (container.home / "reached").exists()
 
 
-def test_a_result_that_cannot_be_printed_is_a_failure_without_a_traceback(container: Container, store: Path) -> None:
-    done = shell(container, f"$KCACHE restore --from {store} --json >/dev/full")
+@pytest.mark.parametrize("form", ["--json", "--shell"])
+def test_a_result_that_cannot_be_printed_is_a_failure_without_a_traceback(container: Container, store: Path, form: str) -> None:
+    done = shell(container, f"$KCACHE restore --from {store} {form} >/dev/full")
     assert done.returncode != 0
     assert "the result could not be printed" in done.stderr
     assert "Traceback" not in done.stderr

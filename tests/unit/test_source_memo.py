@@ -10,6 +10,7 @@ import pytest
 
 from kcache import digest
 from kcache.local_cache import LocalCache, SourceMemo
+from kcache.probe.host import hash_sources
 
 OLD, NEW = digest.of_bytes(b"old"), digest.of_bytes(b"new")
 
@@ -29,7 +30,7 @@ def remembered(tmp_path: Path, package: Path, digests: dict[str, str]) -> dict[s
     """What a process recalls, which then remembers `digests`."""
     memo = SourceMemo(LocalCache(tmp_path / "cache"), package)
     recalled = memo.recall(["plain.cu", "linked.cu", "none.cu"])
-    memo.remember(digests)
+    memo.remember(digests, {path: (package / path).stat() for path in digests})
     memo.save()
     return recalled
 
@@ -72,11 +73,28 @@ def test_a_changed_file_is_read_again_and_the_others_are_not(
 
 def test_a_file_that_changes_while_it_is_read_is_read_again_next_time(tmp_path: Path, package: Path) -> None:
     memo = SourceMemo(LocalCache(tmp_path / "cache"), package)
-    memo.recall(["plain.cu"])
+    before = (package / "plain.cu").stat()
     rewritten(package / "plain.cu")
-    memo.remember({"plain.cu": OLD})
+    memo.remember({"plain.cu": OLD}, {"plain.cu": before})
     memo.save()
     assert remembered(tmp_path, package, {}) == {}
+
+
+def test_the_probe_tells_what_a_file_was_before_it_was_read(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path: (package / path).stat() for path in ("plain.cu", "linked.cu")}
+    read = os.read
+
+    def watched(descriptor: int, count: int) -> bytes:
+        data = read(descriptor, count)
+        if data == b"old":
+            Path(f"/proc/self/fd/{descriptor}").resolve().write_bytes(b"newer")
+        return data
+
+    monkeypatch.setattr(os, "read", watched)
+    seen: dict[str, os.stat_result] = {}
+    assert hash_sources(str(package), [*before, "none.cu"], seen)["none.cu"].absent
+    assert {path: found.st_size for path, found in seen.items()} == dict.fromkeys(before, 3)
+    assert {path: found.st_ino for path, found in seen.items()} == {path: found.st_ino for path, found in before.items()}
 
 
 def test_a_link_that_leads_elsewhere_is_noticed(tmp_path: Path, package: Path) -> None:
