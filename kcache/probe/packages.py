@@ -357,4 +357,10 @@ def _made_by_installer(path: str) -> bool:
     if len(segments) >= 2 and segments[-2].endswith(".dist-info") and segments[-1] in _INSTALLER_FILES:
         return True
     inside = _inside(path)
-    return (inside != path or path.startswith("/")) and ("bin" in inside.split("/")[:-1])
+    return is_target_script(path) or ((inside != path or path.startswith("/")) and ("bin" in inside.split("/")[:-1]))
+
+
+def is_target_script(path: str) -> bool:
+    """Whether a RECORD path is a script of an installation with `--target`, which puts `bin` beside the packages."""
+    directory, _, name = path.rpartition("/")
+    return directory == "bin" and not name.endswith((".py", ".so", ".pyi"))

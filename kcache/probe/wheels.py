@@ -11,7 +11,7 @@ import csv
 from kcache import digest
 from kcache.kernel_facts import COMPILER, Wheel
 from kcache.key import Fact, known, undetermined
-from kcache.probe.packages import Distribution, Packages, content_digest
+from kcache.probe.packages import Distribution, Packages, content_digest, is_target_script
 
 
 def compiler_wheels(installed: Packages) -> dict[str, Wheel]:
@@ -48,6 +48,7 @@ def _is_python_bound(path: str) -> bool:
         ".cpython-" in name
         or ".abi3." in name
         or path.startswith(("../", "/"))
+        or is_target_script(path)
         or "__pycache__/" in path
         or ".dist-info/" in path
         or name.endswith((".pyc", ".a"))

@@ -359,6 +359,8 @@ def test_a_wheels_portable_digest_leaves_out_what_is_of_one_python_or_installer(
     for letter in "bcdfg":
         other = other.replace(f"={letter},", f"={letter}2,")
     assert digest_of(RECORD).value == digest_of(other).value
+    assert digest_of(RECORD).value == digest_of(RECORD.replace("../../../bin/x,", "bin/x,")).value
+    assert digest_of(RECORD).value != digest_of(RECORD.replace("../../../bin/x,", "bin/x.py,")).value
     assert digest_of(RECORD).value != digest_of(RECORD, "2").value
     for letter in "ae":
         assert digest_of(RECORD).value != digest_of(RECORD.replace(f"={letter},", "=changed,")).value
