@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from kcache.errors import ProbeError
+from kcache.kinds.library_text import digest_of_parts, function_text, read_source
 from kcache.values import dataclass
 
 VERSIONS = "versions"
@@ -31,6 +32,8 @@ _PARTS = ("_get_cute_dsl_version", "_get_compile_arch", "sanitize_symbol_name", 
 """What decides about meta.json in `jit/cute_dsl_core.py`; `_SOURCE_PARTS` lie beside it up to 0.7.2, in their own file since."""
 
 _SOURCE_PARTS = ("_hash_source_files", "_key_sources")
+
+_RULE = "FlashInfer's rule for CuTe-DSL kernels"
 
 _RULES = {
     "599b76d6c9d9fcf9": VERSIONS,
@@ -125,33 +128,15 @@ def rule_digest(package: str) -> str:
     Raises:
         ProbeError: `jit/cute_dsl_core.py` cannot be read or has no such parts.
     """
-    core = _read_source(f"{package}/jit/cute_dsl_core.py")
+    core = read_source(f"{package}/jit/cute_dsl_core.py", _RULE)
     try:
-        sources = _read_source(f"{package}/jit/_cute_dsl_source.py")
+        sources = read_source(f"{package}/jit/_cute_dsl_source.py", _RULE)
     except ProbeError:
         sources = core
     spec = core.partition("class JitSpecCuteDsl(")[2]
-    parts = [_function(spec if name in ("__init__", "try_load") else core, name) for name in _PARTS]
-    parts += [_function(sources, name) for name in _SOURCE_PARTS]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _read_source(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProbeError("FlashInfer's rule for CuTe-DSL kernels could not be read", why=f"{path}: {error}") from error
-
-
-def _function(text: str, name: str) -> str:
-    """The lines of a function, without comments, docstring and empty lines; empty if there is none of this name."""
-    found = re.search(rf"^(?P<indent> *)def {name}\(.*?(?=^(?P=indent)\S(?<!\))|\Z)", text, re.MULTILINE | re.DOTALL)
-    if found is None:
-        return ""
-    code = re.sub(r'^ *"""(?:[^"]|"(?!""))*"""\n', "", found[0], count=1, flags=re.MULTILINE)
-    lines = [re.sub(r"\s+#.*|^\s*#.*", "", line).rstrip() for line in code.splitlines()]
-    return "\n".join(line for line in lines if line and not line.lstrip().startswith("@"))
+    parts = [function_text(spec if name in ("__init__", "try_load") else core, name) for name in _PARTS]
+    parts += [function_text(sources, name) for name in _SOURCE_PARTS]
+    return digest_of_parts(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
