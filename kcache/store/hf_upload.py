@@ -154,8 +154,15 @@ class Uploader:
             made = api.create_commit(
                 self._place.repo, operations, commit_message=message, revision=self._place.revision, parent_commit=parent
             )
+        # Where the branch has the very same bytes by now, the library makes no commit and says nothing (2.4.0, hf_api.py,
+        # create_commit, "No files have been modified"): somebody else wrote them, since the parent did not have them.
+        if parent is not None and not all(getattr(operation, "_is_committed", True) for operation in operations):
+            raise _Retry(self._moved(), moved=True)
         oid: str = made.oid
         return oid
+
+    def _moved(self) -> ConflictError:
+        return ConflictError(f"{self._place.given} was changed by others at every attempt", remedy="Publish again later.")
 
     def _until_done(self, attempt: Callable[[], _T]) -> _T:
         started, pause = time.monotonic(), FIRST_PAUSE
@@ -220,10 +227,7 @@ class Uploader:
         response = error.response
         status, why = response.status_code, error.server_message or f"{host} answered {response.status_code}"
         if status in MOVED:
-            return _Retry(
-                ConflictError(f"{self._place.given} was changed by others at every attempt", remedy="Publish again later."),
-                moved=True,
-            )
+            return _Retry(self._moved(), moved=True)
         if status in BUSY:
             limit = parse_ratelimit_headers(response.headers)
             after = response.headers.get("retry-after", "")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -337,3 +338,22 @@ def test_the_writers_token_is_not_needed_to_read(hub: HubProcess, container: Con
     assert restore(container, "--json").done.document["status"] == "hit"
     assert all(line["authorization"] is None for line in hub.requests())
     assert restore(container, "--json", env={"HF_TOKEN": WRITER}).done.document["status"] == "hit"
+
+
+def test_beyond_the_hubs_limit_containers_wait_as_told_and_all_of_them_start(hub: HubProcess, tmp_path: Path) -> None:
+    """Twelve containers need 36 requests of an address that may send 12 in 4 seconds."""
+    hub.admin("limits", {"resolvers": {"quota": 12, "window": 4}})
+
+    def start(number: int) -> Done:
+        home = tmp_path / f"home{number}"
+        home.mkdir()
+        container = Container(home=home, environ={"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home)})
+        return container.kcache("restore", "--from", STORE, "--arch", "9.0a", "--deadline", "60s", *CMD)
+
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(start, range(12)))
+    assert [each.out for each in done] == ["started\n"] * 12
+    assert ["restored: cascade" in each.err for each in done] == [True] * 12, [each.err for each in done]
+    log = [line for line in hub.requests() if line["port"] == "hub"]
+    assert sum(line["status"] in (200, 302) for line in log) == 36 and any(line["status"] == 429 for line in log)
+    assert not any(line["path"].startswith("/api/") for line in log)

@@ -260,3 +260,52 @@ def test_publishers_that_race_lose_nothing(hub: HubProcess, repo: str, tmp_path:
     found = restored(reader(hub, repo))
     assert len(found) == publishers * each + 1 and {*fingerprints} <= found.keys()
     assert f"| {publishers * each + 1} |" in reader(hub, repo).read_bytes("README.md", 10_000).decode()
+
+
+SWAPPER = """
+import sys
+from kcache.errors import ConflictError
+from kcache.store.open import open_store
+store = open_store(sys.argv[1], writing=True)
+done = 0
+while done < 6:
+    data = store.read_bytes("counter", 100)
+    try:
+        store.replace("counter", str(int(data) + 1).encode(), data)
+        done += 1
+    except ConflictError:
+        pass
+"""
+
+ABSENT_WRITER = """
+import sys
+from kcache.store.open import open_store
+store = open_store(sys.argv[1], writing=True)
+name = sys.argv[2].encode()
+print(sum(sum(store.write_many([(f"race/{n}/{m}", name) for m in range(3)], if_absent=True)) for n in range(5)))
+"""
+
+
+@pytest.fixture
+def made(hub: HubProcess, repo: str) -> str:
+    """The address of an empty repository."""
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    store = HfStore(repo, settle=False, create=True, environ={**os.environ, **hub.environ()})
+    store.write("counter", b"0", if_absent=True)
+    return repo
+
+
+def test_processes_that_swap_one_object_on_the_hub_lose_no_update(hub: HubProcess, made: str) -> None:
+    environ = {**os.environ, **hub.environ()}
+    processes = [subprocess.Popen([sys.executable, "-c", SWAPPER, made], env=environ) for _ in range(3)]
+    assert [process.wait(300) for process in processes] == [0] * 3
+    assert reader(hub, made).read_bytes("counter", 100) == b"18"
+
+
+def test_of_many_writers_of_one_object_on_the_hub_exactly_one_wrote_it(hub: HubProcess, made: str) -> None:
+    environ = {**os.environ, **hub.environ()}
+    # Every answer comes late, so that all of them have looked before one has written.
+    hub.fault({"path": "paths-info", "action": "slow", "rate": 100})
+    command = [sys.executable, "-c", ABSENT_WRITER, made]
+    processes = [subprocess.Popen([*command, f"w{n}"], env=environ, stdout=subprocess.PIPE) for n in range(3)]
+    assert sum(int(process.communicate(timeout=300)[0]) for process in processes) == 15
