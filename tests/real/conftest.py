@@ -12,11 +12,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from builds import BuildModules
+from warmup_processes import Node, environment
+from zygote import Zygote
 
 from kcache.errors import KcacheError
 from kcache.probe.packages import scan, this_interpreter
@@ -166,3 +168,22 @@ def open_python() -> tuple[str, tuple[Path, ...]]:
 def cascade_build(build_modules: BuildModules) -> Path:
     """A directory with the entry of `cascade` for 9.0a, built with the installed FlashInfer."""
     return build_modules(("cascade",))
+
+
+@pytest.fixture(scope="session")
+def zygote(cuda_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Real processes that have FlashInfer already."""
+    folder = tmp_path_factory.mktemp("zygote")
+    found = Zygote(folder, {**environment(cuda_home), "FLASHINFER_WORKSPACE_BASE": str(folder)})
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def node(zygote: Zygote, build_cache: Path, tmp_path: Path) -> Node:
+    """A node whose FlashInfer has built nothing yet."""
+    keep = build_cache / "compiler-launcher"
+    keep.mkdir(exist_ok=True)
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    return Node(zygote=zygote, workspace=workspace, keep=keep)

@@ -48,7 +48,7 @@ def _preload(paths: list[str]) -> None:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
 
 
-def _accessor(module: str) -> tuple[Any, str] | None:
+def accessor(module: str) -> tuple[Any, str] | None:
     """FlashInfer's own way to this module, such as `flashinfer.sampling.get_sampling_module`, if it takes no arguments."""
     wanted = f"get_{module}_module"
     for name in (f"flashinfer.{module}", "flashinfer"):
@@ -67,15 +67,15 @@ def _load(module: str) -> dict[str, Any]:
 
     # Found by name alone: on the AOT path FlashInfer asks for nothing else (jit/core.py, JitSpecNvcc.try_load).
     spec = gen_jit_spec(module, [])
-    accessor = _accessor(module)
+    found = accessor(module)
     answer: dict[str, Any] = {"module": module, "loaded": False, "seconds": 0.0, "error": ""}
-    answer["via"] = accessor[1] if accessor else "JitSpec"
+    answer["via"] = found[1] if found else "JitSpec"
     paths = spec.get_library_paths() if hasattr(spec, "get_library_paths") else (spec.get_library_path(),)
     answer["paths"] = [str(path) for path in paths]
     started = time.perf_counter()
     try:
-        if accessor:
-            accessor[0]()
+        if found:
+            found[0]()
         else:
             spec.build_and_load()
     except Exception as error:  # reported, and the next module is tried  # noqa: BLE001
