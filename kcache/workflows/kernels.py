@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kcache import digest
-from kcache.errors import InstallError, KcacheError, ProbeError
+from kcache.errors import InstallError, KcacheError, ProbeError, TrustError
 from kcache.fsops import Identity
 from kcache.kernel_facts import KernelFacts
 from kcache.kinds.cute_dsl import expected_meta, module_directory
@@ -88,7 +89,7 @@ def place_kernels(
             refusals |= dict.fromkeys(place.entries, str(error))
     taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in refusals]
     if taken or cache.read(ROOM, target.id):
-        cache.write(ROOM, target.id, {"entries": sorted(taken)})
+        _remember(cache, target.id, {"entries": sorted(taken)})
     return Kernels(refusals=refusals, new=frozenset(new), notes=tuple(notes))
 
 
@@ -170,10 +171,17 @@ def _install(cache: LocalCache, place: _Place, timeout: float) -> list[str]:
     for name, sha256 in placed.objects.items():
         if (identity := Identity.of(place.directory / name)) is not None:
             objects[name] = {"sha256": sha256, "identity": identity.to_json()}
-    cache.write(ROOM, place.name, {"directory": str(place.directory), "objects": objects})
+    _remember(cache, place.name, {"directory": str(place.directory), "objects": objects})
     if placed.plan.how != SET_ASIDE:
         return []
     return [f"kernels that were not kcache's lie in {placed.set_aside} now: {placed.plan.why}"]
+
+
+def _remember(cache: LocalCache, name: str, document: Mapping[str, Any]) -> None:
+    """Keeps a document where that is possible. In a cache that may only be read nothing is remembered: then the next restore
+    takes kcache's kernels for the user's own, and leaves them alone as long as FlashInfer takes them."""
+    with suppress(InstallError, TrustError):
+        cache.write(ROOM, name, document)
 
 
 def _lacking(place: _Place) -> str:

@@ -190,6 +190,30 @@ def test_as_a_user_without_a_passwd_entry(
 
 @needs_root
 @pytest.mark.root
+def test_from_a_cache_that_root_filled_and_the_server_may_only_read(
+    tmp_path: Path, kernel_store: Stores, open_python: tuple[str, tuple[Path, ...]]
+) -> None:
+    """An image: root restores when it is built, another user starts the server in another home."""
+    python, site = open_python
+    shared = {"KCACHE_DIR": str(tmp_path / "shared")}
+    (tmp_path / "shared").mkdir(mode=0o755)
+    assert restore(Container(home=tmp_path / "root", environ=shared), kernel_store()).code == 0
+    home = tmp_path / "home"
+    (home / "no-programs").mkdir(parents=True)
+    for place in (home, home / "no-programs"):
+        os.chown(place, 4242, 4242)
+    open_up(tmp_path, kernel_store())
+    prefix = (shutil.which("setpriv") or "setpriv", "--reuid", "4242", "--regid", "4242", "--clear-groups")
+    container = Container(home=home, prefix=prefix, python=python, site=site, environ=shared)
+    for action in ("installed", "in-place"):
+        done = restore(container, kernel_store())
+        assert done.code == 0, done.err
+        assert done.document["kinds"]["b12x-moe"]["entries"][0]["action"] == action
+    assert len(list(directory(container).glob("*.o"))) == 2
+
+
+@needs_root
+@pytest.mark.root
 def test_with_read_only_packages_and_another_cache_home(tmp_path: Path, kernel_store: Stores) -> None:
     site = tmp_path / "elsewhere"
     copy_flashinfer(site)
