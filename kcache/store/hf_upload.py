@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kcache.errors import AccessDeniedError, ConflictError, IntegrityError, StoreError, UnavailableError
 from kcache.store.base import CHUNK
 from kcache.store.hub import COMMIT, HubSettings, Place
+from kcache.store.web import BUSY, wait_asked
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -42,7 +43,6 @@ WAIT = 60.0
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0
 MOVED = (409, 412)
-BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 _T = TypeVar("_T")
 Source = Path | bytes
@@ -222,16 +222,13 @@ class Uploader:
         return None
 
     def _refused(self, error: Any, what: str, host: str) -> Exception:
-        from huggingface_hub.utils._http import parse_ratelimit_headers
-
         response = error.response
         status, why = response.status_code, error.server_message or f"{host} answered {response.status_code}"
         if status in MOVED:
             return _Retry(self._moved(), moved=True)
         if status in BUSY:
-            limit = parse_ratelimit_headers(response.headers)
-            after = response.headers.get("retry-after", "")
-            seconds = float(after) if after.isdigit() else float(limit.reset_in_seconds) if limit and not limit.remaining else 0.0
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            seconds = wait_asked(status, headers) or 0.0
             return _Retry(UnavailableError(what, why=_line(why), remedy="Publish again later."), seconds=seconds)
         if status == 401:
             token = "does not know the token" if self._settings.token else "wants a token"

@@ -219,16 +219,22 @@ def _check_storage(answer: Answer, what: str) -> None:
     )
 
 
-def _busy(answer: Answer, what: str) -> BusyError:
-    """429 and its kind. How long to wait is in `Retry-After` as seconds, or in the header of the IETF's draft that the Hub sends
-    (huggingface_hub 2.4.0, utils/_http.py, parse_ratelimit_headers): `RateLimit: "api";r=0;t=55`."""
-    seconds: float | None = None
-    after = answer.headers.get("retry-after", "").strip()
-    limits = dict(part.strip().partition("=")[::2] for part in answer.headers.get("ratelimit", "").split(";"))
+def wait_asked(status: int, headers: Mapping[str, str]) -> float | None:
+    """The seconds that a busy server asks to wait, if it says so. `headers` have small names.
+
+    `Retry-After` as seconds, or what the Hub sends instead (the IETF's draft, huggingface_hub 2.4.0, utils/_http.py,
+    parse_ratelimit_headers): `RateLimit: "api";r=0;t=55`.
+    """
+    after = headers.get("retry-after", "").strip()
     if after.isdigit():
-        seconds = float(after)
-    elif answer.status == 429 and limits.get("r") == "0" and limits.get("t", "").isdigit():
-        seconds = float(limits["t"])
+        return float(after)
+    limits = dict(part.strip().partition("=")[::2] for part in headers.get("ratelimit", "").split(";"))
+    return float(limits["t"]) if status == 429 and limits.get("r") == "0" and limits.get("t", "").isdigit() else None
+
+
+def _busy(answer: Answer, what: str) -> BusyError:
+    """429 and its kind."""
+    seconds = wait_asked(answer.status, answer.headers)
     said = answer.headers.get("x-error-message", "")
     why = f"{answer.address.authority} answers {answer.status}"
     why += f" ({said})" if said and said.isprintable() else ""

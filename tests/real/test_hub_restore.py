@@ -233,6 +233,7 @@ LASTING: dict[str, tuple[list[dict[str, Any]], str, float]] = {
     "hang after the headers": ([{"path": INDEX, "action": "hang", "after": 0}], "broke off after 0 bytes: nothing came for", 10),
     "hang within the archive": ([{"path": CDN, "action": "hang", "after": 9000}], "nothing came for", 10),
     "dripping headers": ([{"path": INDEX, "action": "drip", "seconds": 0.2}], "longer than the time that was allowed", 10),
+    "slow index": ([{"path": INDEX, "action": "slow", "rate": 50}], "longer than the time that was allowed", 10),
     "slow link": ([{"path": CDN, "action": "slow", "rate": 2000}], "longer than", 10),
     "flipped bit in the index": ([{"path": INDEX, "action": "flip", "after": 20}], "index.json", 5),
     "flipped bit in the manifest": ([{"path": "entries/", "action": "flip", "after": 200}], "the index says sha256:", 5),

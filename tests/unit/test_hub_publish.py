@@ -92,6 +92,21 @@ def test_publishing_again_uploads_nothing(hub: HubProcess, repo: str, tmp_path: 
     assert not [line for line in hub.requests() if line["method"] in ("POST", "PUT") and "paths-info" not in line["path"]]
 
 
+def test_other_files_under_the_same_key_are_refused_unless_they_may_be_replaced(
+    hub: HubProcess, repo: str, tmp_path: Path
+) -> None:
+    ours = make_entry(tmp_path / "a", {"cascade": b"one"})
+    theirs = make_entry(tmp_path / "b", {"cascade": b"two"})
+    publish(hub, tmp_path / "a", repo, "--create")
+    report, said = publish(hub, tmp_path / "b", repo)
+    assert report is None and "--replace" in said and len(said.splitlines()) == 1
+    assert ours.archive.sha256 in said and theirs.archive.sha256 in said
+    assert restored(reader(hub, repo)) == {ours.fingerprint: {"cascade/cascade.so": b"one"}}
+    report, said = publish(hub, tmp_path / "b", repo, "--replace")
+    assert report["entries"][0]["status"] == "replaced", said
+    assert restored(reader(hub, repo)) == {ours.fingerprint: {"cascade/cascade.so": b"two"}}
+
+
 def test_many_entries_are_few_commits(hub: HubProcess, repo: str, tmp_path: Path) -> None:
     fingerprints = entries(tmp_path / "out", 60)
     publish(hub, tmp_path / "out", repo, "--create")
