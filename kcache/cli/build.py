@@ -86,10 +86,10 @@ def command(
     own, is left out with the reason.
     """
     if record or in_place or program:
-        _check_recording(record, program, bool(manifests or kinds or modules or gpus or env_file or jobs))
+        _check_recording(record, program, bool(manifests or kinds or modules or gpus[1:] or env_file or jobs))
         from kcache.cli.record import record as run
 
-        run(program, output=output, work_dir=work_dir, in_place=in_place, archs=archs, python=python, as_json=as_json)
+        run(program, output=output, work_dir=work_dir, in_place=in_place, archs=archs, gpus=gpus, python=python, as_json=as_json)
     from kcache.recipe import read_recipe
     from kcache.workflows.build import PARTIAL, BuildRequest
     from kcache.workflows.build_entries import FAILED
@@ -127,7 +127,7 @@ def _check_recording(record: bool, program: tuple[str, ...], others: bool) -> No
     if not program:
         raise click.UsageError("--record needs a program: kcache build --record -o DIR -- CMD.")
     if others:
-        raise click.UsageError("--record takes what CMD compiles: it goes with --arch, --python and --work-dir only.")
+        raise click.UsageError("--record takes what CMD compiles: it goes with --arch, one --gpu, --python and --work-dir only.")
 
 
 def _tell(report: BuildReport, *, quiet: bool) -> None:

@@ -22,6 +22,7 @@ def record(
     work_dir: str | None,
     in_place: bool,
     archs: tuple[str, ...],
+    gpus: tuple[str, ...],
     python: str | None,
     as_json: bool,
 ) -> NoReturn:
@@ -36,6 +37,7 @@ def record(
         work_dir=None if work_dir is None else Path(work_dir),
         in_place=in_place,
         arch=",".join(archs),
+        gpu=gpus[0] if gpus else "",
         python=python,
         aside=as_json,
     )

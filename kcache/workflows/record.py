@@ -20,15 +20,16 @@ from kcache.archs import arch_list_entry, flashinfer_archs
 from kcache.errors import CollectError, KcacheError, UsageError
 from kcache.key import KIND_MODULES
 from kcache.probe import ninja, packages
+from kcache.probe.host import probe_host
 from kcache.probe.specs import Question, ask
 from kcache.probe.toolkit import FoundToolkit, find_toolkit, make_home
 from kcache.values import dataclass, field
 from kcache.workflows.build import work_directory
 from kcache.workflows.build_entries import FAILED, UP_TO_DATE, Context, EntryReport, write_entry
-from kcache.workflows.build_environ import flags_ingredient
+from kcache.workflows.build_environ import flags_ingredient, kernel_environ
 from kcache.workflows.compile import Compiled, ModuleFiles
 from kcache.workflows.record_run import Ended, program_environ, run_program
-from kcache.workflows.recorded import NVCC, Module, Recorded, cache_directories, find_recorded, read_module
+from kcache.workflows.recorded import CUTE_DSL, NVCC, Module, Recorded, cache_directories, find_recorded, read_module
 from kcache.workflows.recorded_objects import RecordedObjects
 
 BUILT, PARTIAL, NOTHING = "built", "partial", "nothing"
@@ -44,6 +45,7 @@ class RecordRequest:
 
     in_place: take what is new in the program's own caches, instead of giving it empty ones in the work directory.
     arch:     the architecture to compile for, as a person writes it; empty for the GPUs of this host.
+    gpu:      the product that the program compiles CuTe-DSL kernels for; empty for the GPU of this host.
     python:   the interpreter that has the program's FlashInfer; None for this one.
     aside:    what the program prints goes to standard error, so that standard output is free for a report.
     """
@@ -53,6 +55,7 @@ class RecordRequest:
     work_dir: Path | None = None
     in_place: bool = False
     arch: str = ""
+    gpu: str = ""
     python: str | None = None
     aside: bool = False
 
@@ -129,10 +132,11 @@ def record(request: RecordRequest, environ: Mapping[str, str]) -> RecordReport:
         packer = _Packer(request=request, environ=given.variables, interpreter=interpreter, work=work, objects=objects)
         packer.pack([one for one in found if one.kind == NVCC])
         objects.write()
+        packer.pack_kernels([one for one in found if one.kind == CUTE_DSL])
     others = [
         LeftOut(kind=one.kind, name=one.name, arch=one.arch, reason=f"{_NOT_YET}: kind {one.kind}", failed=False)
         for one in found
-        if one.kind != NVCC
+        if one.kind not in (NVCC, CUTE_DSL)
     ]
     return RecordReport(
         ended=ended,
@@ -212,6 +216,31 @@ class _Packer:
             except KcacheError as error:
                 for one, _ in members:
                     self._leave(one, str(error), failed=True)
+
+    def pack_kernels(self, found: Sequence[Recorded]) -> None:
+        """CuTe-DSL kernels, a module's directory each; what they depend on is asked of this host once."""
+        if not found:
+            return
+        from kcache.gpu_products import product
+        from kcache.workflows.record_kernels import KernelRecorder, cuda_release, pack_kernels, recorded_gpu
+
+        def leave(one: Recorded, reason: str, failed: bool) -> None:
+            self._leave(one, reason if failed else f"{_NOT_YET}: {reason}", failed=failed)
+
+        try:
+            host = probe_host(python=self.interpreter.executable, described_archs=(), environ=self.environ)
+            recorder = KernelRecorder(
+                host=host,
+                gpu=product(self.request.gpu) if self.request.gpu else recorded_gpu(host),
+                environ=kernel_environ(self.environ),
+                work=self.work / "asked",
+                output=self.request.output,
+                cuda=cuda_release(host),
+            )
+            self.entries += pack_kernels(recorder, found, leave)
+        except KcacheError as error:
+            for one in found:
+                self._leave(one, str(error), failed=True)
 
     def _path(self) -> str:
         own = str(Path(self.interpreter.executable).parent)

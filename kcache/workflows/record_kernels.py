@@ -8,6 +8,7 @@ the objects are theirs. Kernels are then asked for by name (`recorded_calls.py`)
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,18 @@ def recorded_gpu(host: Host) -> GpuProduct:
     raise CollectError(
         "it is not known for which GPU the kernels were compiled", why=f"GPUs here: {found}", remedy="Name it with --gpu."
     )
+
+
+def cuda_release(host: Host) -> str:
+    """The CUDA release of the program's runtime, such as `13.0`.
+
+    Raises:
+        CollectError: it is not known to its minor version.
+    """
+    found = re.match(r"\d+\.\d+", host.environment.fact("cuda.runtime").value or "")
+    if found is None:
+        raise CollectError("the CUDA release is not known", why=host.environment.fact("cuda.runtime").describe())
+    return found[0]
 
 
 def pack_kernels(

@@ -21,6 +21,7 @@ import pytest
 from container import ROOT, Container, Done, copy_flashinfer, open_up
 
 from kcache.fsops import Identity
+from kcache.gpu_products import product
 
 pytestmark = [
     pytest.mark.real,
@@ -329,3 +330,36 @@ def test_a_build_for_an_environment_that_would_refuse_it_fails_with_the_reason(t
     refused = subprocess.run([sys.executable, "-m", "kcache", *build], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "package nvidia-cutlass-dsl" in json.loads(refused.stdout)["entries"][0]["reason"]
+
+
+PROGRAM = """
+import json, os, subprocess, sys
+children, gpu = sys.argv[1], json.loads(sys.argv[2])
+case = {"id": "a server", "experts": 8, "local_experts": 8, "top_k": 2, "hidden": 256, "inter": 768, "activation": "silu",
+        "swiglu": None, "quant": "nvfp4", "scales": "per_expert", "calls": "wrapper", "maximum": 2, "tokens": [1, 2]}
+request = {"mode": "build", "operation": "b12x", "answer": "answer.json", "workspace": os.environ["FLASHINFER_WORKSPACE_BASE"],
+           "gpu": gpu, "cuda": "13.0", "cute_dsl_arch": "sm_120a", "arch_list": "12.0f", "jobs": 2, "seconds_per_kernel": 600,
+           "only": None, "cases": [case]}
+done = subprocess.run([sys.executable, children + "/cute_dry_run.py"], input=json.dumps(request), text=True)
+base = os.environ["FLASHINFER_WORKSPACE_BASE"] + "/.cache/flashinfer/0.7.4/120f/cached_ops/"
+os.makedirs(base + "own_sm120a_cute_dsl")
+open(base + "own_sm120a_cute_dsl/x.o", "w").write("x")
+open(base + "b12x_moe_sm120a_cute_dsl/half.o.tmp.77", "w").write("x")
+sys.exit(done.returncode or 7)
+"""
+
+
+def test_what_a_program_compiled_is_recorded_restored_and_proven(tmp_path: Path, build_store: Callable[[Path], Path]) -> None:
+    """The program's own failure keeps nothing from being recorded; what kcache knows nothing of is left out by name."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    children = Path(__file__).parents[2] / "kcache" / "probe" / "children"
+    words = ["build", "--record", "--gpu", GPU, "-o", str(tmp_path / "out"), "--json", "--", sys.executable]
+    words += [str(tmp_path / "program.py"), str(children), json.dumps(product(GPU).describe())]
+    done = subprocess.run([sys.executable, "-m", "kcache", *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    report = json.loads(done.stdout)
+    assert [entry["kind"] for entry in report["entries"]] == ["b12x-moe"]
+    left_out = {one["name"]: one["reason"] for one in report["left_out"]}
+    assert "does not know which sources" in left_out["own_sm120a_cute_dsl"]
+    container = Container(home=tmp_path / "home", site=(copy_flashinfer(tmp_path / "elsewhere"),))
+    proven(container, build_store(tmp_path / "out"))
