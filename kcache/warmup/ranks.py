@@ -26,6 +26,9 @@ logger = logging.getLogger("kcache.warmup")
 
 DONE, LATE, DEAD, ABSENT = "done", "late", "dead", "absent"
 
+_TOLD = "told"
+"""The state of a rank that is done and knows the verdict."""
+
 _SETTLE = 0.5
 """Seconds in which ranks that start together see each other."""
 
@@ -113,7 +116,7 @@ class Ranks:
 
     def _lives(self, rank: int) -> bool:
         state, at = self._seen[rank]
-        return state["state"] != DONE and time.monotonic() - at < self._stall
+        return not _done(state) and time.monotonic() - at < self._stall
 
     def tell(self, ready: tuple[str, ...], problems: Mapping[str, str]) -> None:
         """Tells the others what is ready here, and what could not be built."""
@@ -131,6 +134,13 @@ class Ranks:
             until = time.monotonic() + min(self._stall, 5.0)
             while self._verdict is None and time.monotonic() < until:
                 self._changed.wait(0.1)
+        if self._verdict is not None:
+            self._set(state=_TOLD)
+            with self._changed:  # the rank that keeps the store may end after this: the others must have read it
+                while time.monotonic() < until and any(
+                    state["state"] == DONE and time.monotonic() - at < self._stall for state, at in self._seen.values()
+                ):
+                    self._changed.wait(0.1)
 
     def _awaited(self, rank: int) -> bool:
         if rank == self.rank:
@@ -147,7 +157,7 @@ class Ranks:
             found = self._mine if rank == self.rank else self._seen.get(rank, (None, 0.0))[0]
             if found is None:
                 states[str(rank)] = ABSENT
-            elif found["state"] == DONE:
+            elif _done(found):
                 states[str(rank)] = DONE
             else:
                 states[str(rank)] = LATE if self._lives(rank) else DEAD
@@ -202,7 +212,7 @@ class Ranks:
             mine, proposed = json.dumps(self._mine), self._proposed
         self._store.set(f"state/{self.rank}", mine)
         for rank in range(self.size):
-            if rank == self.rank or (rank in self._seen and self._seen[rank][0]["state"] == DONE):
+            if rank == self.rank or (rank in self._seen and self._seen[rank][0]["state"] == _TOLD):
                 continue
             key = f"state/{rank}"
             if not self._store.check([key]):
@@ -215,6 +225,10 @@ class Ranks:
             told = json.loads(self._store.compare_set("verdict", "", proposed))
             with self._changed:
                 self._verdict = told
+
+
+def _done(state: Mapping[str, Any]) -> bool:
+    return state["state"] in (DONE, _TOLD)
 
 
 def no_ranks() -> Ranks:

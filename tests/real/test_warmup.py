@@ -42,9 +42,11 @@ def broken_home(tmp_path: Path) -> dict[str, str]:
 
 
 def test_what_is_missing_is_built_and_a_second_call_does_nothing(node: Node) -> None:
-    code = WARM + "\nagain = warmup(kinds=(), modules=sys.argv[1:])\nprint(json.dumps([report.to_json(), again.to_json()]))"
+    code = WARM + "\nagain = warmup(kinds=(), modules=sys.argv[1:])\n"
+    code += "print(json.dumps({'first': report.to_json(), 'second': again.to_json()}))"
     process = node.start(code, "cascade")
-    first, second = process.document()
+    document = process.document()
+    first, second = document["first"], document["second"]
     assert (first["status"], first["modules"][0]["status"]) == ("warm", "built"), process.err
     assert (second["status"], second["modules"][0]["status"]) == ("warm", "present")
     assert first["agreed"] == ["cascade"]
