@@ -225,6 +225,11 @@ LASTING: dict[str, tuple[list[dict[str, Any]], str, float]] = {
         "asks to wait 300 s; there is time for",
         5,
     ),
+    "429 with the draft's header": (
+        [{"path": INDEX, "action": "status", "status": 429, "headers": {"RateLimit": '"resolvers";r=0;t=300'}}],
+        "asks to wait 300 s; there is time for",
+        5,
+    ),
     "409": ([{"path": INDEX, "action": "status", "status": 409}], "answered 409", 5),
     "reset": ([{"path": INDEX, "action": "reset"}], "broke: Connection reset", 12),
     "closed": ([{"path": INDEX, "action": "close"}], "ended the connection without an answer", 12),

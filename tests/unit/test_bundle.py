@@ -150,6 +150,17 @@ def test_other_tars_are_refused(tmp_path: Path) -> None:
         BundleStore(tmp_path / "twice.tar").stat("x")
 
 
+def test_an_index_of_another_environment_is_refused(store: FileStore, tmp_path: Path) -> None:
+    blocks = []
+    for name in store.list(""):
+        data = store.read_bytes(name, 1 << 20)
+        moved = name.replace("0.7.2/x86_64-cuda13/index.json", "0.9/x86_64-cuda13/index.json")
+        blocks += [header(moved, len(data)), data, padding(len(data))]
+    (tmp_path / "b.tar").write_bytes(b"".join(blocks) + b"\0" * BLOCK)
+    with pytest.raises(IntegrityError, match="an entry of another environment"):
+        import_bundle(tmp_path / "b.tar", MemoryStore())
+
+
 def test_a_bundle_is_only_read(store: FileStore, tmp_path: Path) -> None:
     export(store, tmp_path / "b.tar", asked=Wanted())
     bundle = open_store(str(tmp_path / "b.tar"))
