@@ -92,7 +92,7 @@ def parse_kernel_facts(value: Any, path: str, reader: Reader) -> KernelFacts:
     """The facts from their JSON form; what is wrong is added to the reader's problems."""
     document = reader.object(value, path)
     wheels = {
-        name: _parse_wheel(wheel, f"{path}.wheels.{name}", reader)
+        name: parse_wheel(wheel, f"{path}.wheels.{name}", reader)
         for name, wheel in reader.object(document.get("wheels"), f"{path}.wheels").items()
     }
     tvm_ffi = document.get("tvm_ffi")
@@ -118,7 +118,8 @@ def parse_kernel_facts(value: Any, path: str, reader: Reader) -> KernelFacts:
     )
 
 
-def _parse_wheel(value: Any, path: str, reader: Reader) -> Wheel:
+def parse_wheel(value: Any, path: str, reader: Reader) -> Wheel:
+    """A distribution from its JSON form; what is wrong is added to the reader's problems."""
     document = reader.object(value, path)
     portable = document.get("portable")
     if portable != "":

@@ -22,9 +22,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kcache.errors import ProbeError
-from kcache.kernel_facts import Wheel
-from kcache.key import ABSENT, Fact, known, undetermined
+from kcache.documents import Reader
+from kcache.errors import KcacheError, ProbeError
+from kcache.kernel_facts import Wheel, parse_wheel
+from kcache.key import ABSENT, Fact, known, parse_fact, undetermined
 from kcache.kinds.library_text import digest_of_parts, function_text, read_source
 from kcache.match import EQUAL, NOT_OLDER, SAME_RELEASE, Check, compiler_facts
 from kcache.values import dataclass
@@ -139,6 +140,9 @@ class TuningHost:
     fields: Mapping[str, Fact]
     stack: Stack
 
+    def to_json(self) -> dict[str, Any]:
+        return {"fields": {name: fact.to_json() for name, fact in self.fields.items()}, "stack": self.stack.to_json()}
+
     def written(self) -> dict[str, str]:
         """The metadata that FlashInfer writes here.
 
@@ -153,6 +157,24 @@ class TuningHost:
                     remedy="Tuning results are neither published from here nor restored to here until it can.",
                 )
         return {name: UNKNOWN if fact.value is None else fact.value for name, fact in self.fields.items()}
+
+
+def parse_tuning_host(value: Any, path: str, reader: Reader) -> TuningHost:
+    """What `TuningHost.to_json` wrote; what is wrong is added to the reader's problems."""
+    document = reader.object(value, path)
+    fields = reader.object(document.get("fields"), f"{path}.fields")
+    stack = reader.object(document.get("stack"), f"{path}.stack")
+    tvm_ffi = stack.get("tvm_ffi")
+    if not isinstance(tvm_ffi, str):
+        reader.problems.append(f"{path}.stack.tvm_ffi: not a text")
+    wheels = {
+        name: parse_wheel(wheel, f"{path}.stack.wheels.{name}", reader)
+        for name, wheel in reader.object(stack.get("wheels"), f"{path}.stack.wheels").items()
+    }
+    return TuningHost(
+        fields={name: parse_fact(fact, f"{path}.fields.{name}", reader.problems) for name, fact in fields.items()},
+        stack=Stack(wheels=wheels, python=reader.text(stack.get("python"), f"{path}.stack.python"), tvm_ffi=str(tvm_ffi)),
+    )
 
 
 def meant(text: object, here: Fact) -> Fact:
@@ -234,6 +256,28 @@ def _not_older(built: str, host: str) -> bool:
     return numbers[0][:2] == numbers[1][:2] and numbers[1] >= numbers[0]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A file or directory that was not collected, by path below what was looked through, and why in one line."""
+
+    path: str
+    why: str
+
+
+def why(error: KcacheError) -> str:
+    """An error in one line, for `LeftOut`."""
+    return f"{error.what}: {error.why}" if error.why else error.what
+
+
+def group_may_use(digests: Collection[str]) -> bool:
+    """Whether all ranks of a tuning group hold the same results: one that has others, or none, waits for its group for ever.
+
+    Args:
+        digests: of each rank, as `content_digest` of `kcache.kinds.autotune_v1` or `autotune_v2` gives it; empty for none.
+    """
+    return len(set(digests)) == 1 and "" not in digests
+
+
 def environment_hash(environment: Mapping[str, str]) -> str:
     """The name of a store's directory (`ManagedAutotuneCache.__init__`); the schema is added where it is not there."""
     document = dict(environment) | {"cache_schema": SCHEMA}
@@ -246,6 +290,6 @@ TUNER_MODULES = ("trtllm_utils",)
 
 
 def operation_of(key: str) -> tuple[str, str]:
-    """(operation, runner class) of a key, which is `str((custom_op, runner_class_name, shapes, extras))`; empty texts if it is none."""
+    """(operation, runner class) of a key, `str((custom_op, runner_class_name, shapes, extras))`; empty texts if it is none."""
     found = re.match(r"\('((?:[^'\\]|\\.)*)', '([A-Za-z_][A-Za-z0-9_]*)', \(", key)
     return (found[1], found[2]) if found else ("", "")
