@@ -4,16 +4,16 @@ Each rule names what was read of the engine. None of them can be run here; each 
 spells. FlashInfer's own managed store is `kcache.kinds.autotune_v2.store_root`.
 
 - vLLM: `<root>/<hash of the configuration>/autotune_configs.json`; with pipeline parallelism a file for each stage,
-  `autotune_configs_tp_<ranks>.json`, ranks joined by `-`. Read: vllm-project/vllm, `model_executor/warmup/flashinfer_autotune_cache.py`
-  (commit 0f17ee06), pull request 57198 and the tests that came of it.
-- SGLang: `<root>/<FlashInfer version>/sm<major><minor>/<hash of the model>/rank_tp<r>_pp<r>_dp<r>.json`, a file for each rank. Read:
-  `flashinfer_autotune_cache_path` and `SGLANG_CACHE_DIR` in `sglang/srt/environ.py`.
-- TensorRT-LLM: nothing of FlashInfer's. `TLLM_AUTOTUNER_CACHE_PATH` names a file of its own tuner, in its own format (`metadata`,
-  `cache_data`). Read: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/autotuner.py`, AutoTunerProfilingCache.
+  `autotune_configs_tp_<ranks>.json`, ranks joined by `-`. Read: vllm-project/vllm (commit 0f17ee06),
+  `model_executor/warmup/flashinfer_autotune_cache.py`; pull request 57198 and the tests that came of it.
+- SGLang: `<root>/<FlashInfer version>/sm<major><minor>/<hash of the model>/rank_tp<r>_pp<r>_dp<r>.json`, a file for each
+  rank. Read: `flashinfer_autotune_cache_path` and `SGLANG_CACHE_DIR` in `sglang/srt/environ.py`.
+- TensorRT-LLM: nothing of FlashInfer's. `TLLM_AUTOTUNER_CACHE_PATH` names a file of its own tuner, in its own format
+  (`metadata`, `cache_data`). Read: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/autotuner.py`, AutoTunerProfilingCache.
 
-The hash of a configuration or model is the engine's; kcache keeps the path below the root as it was collected, and restores to the
-same path below the target's root. All ranks of a group must find the same bytes: where each has a file of its own, that is a matter
-of `kcache.kinds.autotune.group_may_use`.
+The hash of a configuration or model is the engine's; kcache keeps the path below the root as it was collected, and restores to
+the same path below the target's root. All ranks of a group must find the same bytes: where each has a file of its own, that is
+a matter of `kcache.kinds.autotune.group_may_use`.
 """
 
 from __future__ import annotations

@@ -315,12 +315,7 @@ def merge(there: TuningFile, ours: TuningFile) -> tuple[TuningFile, Placed]:
     theirs = tuple(
         key for key, own in ours.results.items() if key in there.results and there.results[key].value[:2] != own.value[:2]
     )
-    records = {
-        name: {**value, **there.records[name]}
-        if _both_objects(value, there.records.get(name))
-        else there.records.get(name, value)
-        for name, value in {**there.records, **ours.records}.items()
-    }
+    records = {name: _united(there.records.get(name), value) for name, value in {**there.records, **ours.records}.items()}
     grown = records != dict(there.records)
     results = {**{key: ours.results[key] for key in added}, **there.results}
     merged = replace(there, results=results, records=records)
