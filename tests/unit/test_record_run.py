@@ -121,8 +121,8 @@ def readable(path: Path) -> bytes:
         (["--record", "-o", "x"], "--record needs a program"),
         (["-o", "x", "--modules", "cascade", "--", "true"], "CMD and --in-place are for --record"),
         (["-o", "x", "--in-place"], "CMD and --in-place are for --record"),
-        (["--record", "-o", "x", "--kinds", "sampling", "--", "true"], "it goes with --arch, --python and --work-dir only"),
-        (["--record", "-o", "x", "--jobs", "3", "--", "true"], "it goes with --arch, --python and --work-dir only"),
+        (["--record", "-o", "x", "--kinds", "sampling", "--", "true"], "it goes with --arch, one --gpu, --python and --work-dir only"),
+        (["--record", "-o", "x", "--jobs", "3", "--", "true"], "it goes with --arch, one --gpu, --python and --work-dir only"),
         (["--record", "-o", "x y", "--", "true"], "has a character that build files cannot hold"),
     ],
 )
@@ -221,13 +221,21 @@ def test_what_landed_is_listed_by_kind(tmp_path: Path) -> None:
 
 
 def test_a_kind_that_is_not_packed_is_told_and_is_no_failure(tmp_path: Path, toolkit: Path) -> None:
-    folder = "$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer/0.7.4/120f/cached_ops/b12x_moe_sm120a_cute_dsl"
-    script = f"mkdir -p {folder}; touch {folder}/k.o"
-    ended, report, err = record(tmp_path, toolkit, "/bin/sh", "-c", script)
+    folder = "$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer/cubins"
+    ended, report, err = record(tmp_path, toolkit, "/bin/sh", "-c", f"mkdir -p {folder}; touch {folder}/k.cubin")
     (left,) = report["left_out"]
-    assert (left["kind"], left["arch"], left["failed"]) == ("cute-dsl", "120f", False)
-    assert "recorded, but not packed yet: kind cute-dsl" in err
+    assert (left["kind"], left["failed"]) == ("cubin", False)
+    assert "recorded, but not packed yet: kind cubin" in err
     assert (ended, report["status"]) == (1, "nothing")
+
+
+def test_kernels_of_which_the_gpu_is_not_known_are_left_out_with_the_remedy(tmp_path: Path, toolkit: Path) -> None:
+    folder = "$FLASHINFER_WORKSPACE_BASE/.cache/flashinfer/0.7.4/120f/cached_ops/b12x_moe_sm120a_cute_dsl"
+    _, report, _ = record(tmp_path, toolkit, "/bin/sh", "-c", f"mkdir -p {folder}; touch {folder}/k.o")
+    (left,) = report["left_out"]
+    assert (left["kind"], left["arch"], left["failed"]) == ("cute-dsl", "120f", True)
+    assert "not known for which GPU" in left["reason"]
+    assert "--gpu" in left["reason"]
 
 
 def test_in_place_only_what_is_new_counts(tmp_path: Path, toolkit: Path) -> None:
