@@ -121,8 +121,8 @@ def readable(path: Path) -> bytes:
         (["--record", "-o", "x"], "--record needs a program"),
         (["-o", "x", "--modules", "cascade", "--", "true"], "CMD and --in-place are for --record"),
         (["-o", "x", "--in-place"], "CMD and --in-place are for --record"),
-        (["--record", "-o", "x", "--kinds", "sampling", "--", "true"], "it goes with --arch, one --gpu, --python and --work-dir only"),
-        (["--record", "-o", "x", "--jobs", "3", "--", "true"], "it goes with --arch, one --gpu, --python and --work-dir only"),
+        (["--record", "-o", "x", "--kinds", "sampling", "--", "true"], "one --gpu, --python and --work-dir only"),
+        (["--record", "-o", "x", "--jobs", "3", "--", "true"], "one --gpu, --python and --work-dir only"),
         (["--record", "-o", "x y", "--", "true"], "has a character that build files cannot hold"),
     ],
 )
