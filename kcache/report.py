@@ -55,6 +55,7 @@ class RestoreReport:
     seconds_saved:    what their builds took on the farm, in seconds.
     env:              variables that the server needs.
     exit_code:        of the error, where status is `error`.
+    warmup:           what `--fallback warmup` built of what is missing (`kcache.warmup.standalone`).
     """
 
     status: str
@@ -70,6 +71,7 @@ class RestoreReport:
     cache_root: str = ""
     proof: Mapping[str, Any] | None = None
     exit_code: int = 1
+    warmup: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -85,6 +87,7 @@ class RestoreReport:
             "env": dict(self.env),
             "cache_root": self.cache_root,
             "proof": dict(self.proof) if self.proof is not None else None,
+            **({"warmup": dict(self.warmup)} if self.warmup is not None else {}),
         }
 
 

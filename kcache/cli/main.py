@@ -28,6 +28,7 @@ COMMANDS = {
     "publish": "upload built entries, then make them visible",
     "restore": "put matching entries in place, then start a server",
     "verify": "prove in a fresh process that no compiler runs",
+    "warmup": "compile what is missing here, and install it",
 }
 """Command -> one line of help. The module is `kcache.cli.<command>`, the function `command`."""
 

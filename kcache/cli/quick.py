@@ -21,7 +21,13 @@ LISTS = {"--kinds": "kinds", "--modules": "modules", "--arch": "archs"}
 REPEATED = {"--from": "stores", "--model": "models", "--gpu": "gpus"}
 """Options with one value each time, which may be given several times."""
 
-VALUES = {"--python": "python", "--env": "env_file", "--deadline": "deadline", "--lock-timeout": "lock_timeout"}
+VALUES = {
+    "--python": "python",
+    "--env": "env_file",
+    "--deadline": "deadline",
+    "--lock-timeout": "lock_timeout",
+    "--fallback": "fallback",
+}
 """Options with one value, of which the last counts."""
 
 FLAGS = {
@@ -32,7 +38,13 @@ FLAGS = {
     "--shell": "shell",
     "--json": "as_json",
 }
-DEFAULTS: Mapping[str, str | None] = {"python": None, "env_file": None, "deadline": "30s", "lock_timeout": "60s"}
+DEFAULTS: Mapping[str, str | None] = {
+    "python": None,
+    "env_file": None,
+    "deadline": "30s",
+    "lock_timeout": "60s",
+    "fallback": "none",
+}
 REQUIRED = ("stores",)
 LEVELS = {"-q": 0, "--quiet": 0, "-v": 1, "--verbose": 1, "-vv": 2}
 """Options before the command: 0 says only what went wrong, each other number that much more."""

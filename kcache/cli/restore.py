@@ -25,6 +25,7 @@ from kcache.cli.options import (
 Examples:
   kcache restore --from /mnt/kcache -- vllm serve MODEL
   eval "$(kcache restore --from /mnt/kcache --shell)"
+  kcache restore --from /mnt/kcache --fallback warmup --deadline 20m -- vllm serve MODEL
   kcache restore --from /mnt/kcache --prove --arch 9.0a     # in an image build, no GPU needed""",
 )
 @from_option
@@ -38,6 +39,9 @@ Examples:
 @click.option("--prove", is_flag=True, help="Then run `kcache verify`: a fresh process, no compiler.")
 @click.option("--deadline", default="30s", metavar="TIME", help="At most this long before the command starts (30s, 2m).")
 @click.option("--lock-timeout", default="60s", metavar="TIME", help="Wait this long for another restore of the same cache.")
+@click.option(
+    "--fallback", default="none", metavar="none|warmup", help="What is missing: compile it before CMD starts, within --deadline."
+)
 @click.option("--strict", is_flag=True, help="Do not start the command unless everything was restored.")
 @click.option("--strict-match", is_flag=True, help="Accept only entries whose every ingredient is equal.")
 @click.option("--into-package", is_flag=True, help="Copy into flashinfer/data/aot instead of PYTHONPATH.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import contextmanager
 
 from kcache.cli import exit_codes, messages
@@ -21,6 +22,8 @@ HANG_GRACE = 1.0
 """Seconds after the deadline in which the workflow's own bounds should have ended it."""
 
 CODES = {HIT: exit_codes.DONE, PARTIAL: exit_codes.PARTIAL, MISS: exit_codes.MISS}
+WARMUP = "warmup"
+FALLBACKS = ("none", WARMUP)
 HELP = "See `kcache restore --help`."
 
 
@@ -37,6 +40,7 @@ def restore(
     prove: bool,
     deadline: str,
     lock_timeout: str,
+    fallback: str,
     strict: bool,
     strict_match: bool,
     into_package: bool,
@@ -52,13 +56,16 @@ def restore(
     try:
         if as_json and shell:
             raise UsageError("--json and --shell both want standard output: give one of them", remedy=HELP)
-        seconds, lock_seconds = _seconds(deadline, "--deadline"), _seconds(lock_timeout, "--lock-timeout")
+        seconds, lock_seconds = seconds_of(deadline, "--deadline"), seconds_of(lock_timeout, "--lock-timeout")
+        if fallback not in FALLBACKS:
+            raise UsageError(f"--fallback {fallback!r} is not known", remedy=f"Write {' or '.join(FALLBACKS)}. {HELP}")
     except UsageError as error:
         if not server or strict:
             raise
         shell = shell and not as_json
         report = _failed(error)
     else:
+        begun = time.monotonic()
         try:
             report = _run(
                 stores=stores,
@@ -70,24 +77,36 @@ def restore(
                 python=python,
                 env_file=env_file,
                 prove=prove,
-                deadline=seconds,
+                deadline=seconds / 2 if fallback == WARMUP else seconds,  # a store that hangs must leave time to compile
                 lock_timeout=lock_seconds,
                 strict_match=strict_match,
                 into_package=into_package,
             )
         except Exception as error:  # a server's start is at stake  # noqa: BLE001
             report = _failed(error)
+        if fallback == WARMUP and report.status != HIT:
+            from kcache.cli.fallback import warm_up_instead
+
+            left = seconds - (time.monotonic() - begun)
+            report = warm_up_instead(
+                report, left, kinds=kinds, modules=modules, python=python, archs=archs, gpus=gpus, env_file=env_file
+            )
     try:
         _say(report, as_json=as_json, shell=shell)
     except (OSError, ValueError) as error:  # standard output is closed, full, or nobody reads it
         messages.fail(f"the result could not be printed: {error}")
         if not server:
             sys.exit(exit_codes.FAILED)
-    if server and (report.status == HIT or not strict):
+    if server and (report.status == HIT or warm(report) or not strict):
         from kcache.cli.start import start
 
         start(server, report.env)
     sys.exit(CODES.get(report.status, report.exit_code))
+
+
+def warm(report: RestoreReport) -> bool:
+    """Whether everything that the restore left missing was built instead."""
+    return report.warmup is not None and report.warmup["status"] == "warm"
 
 
 def _run(
@@ -114,7 +133,7 @@ def _run(
     asked = Wanted(kinds=kinds, modules=modules, models=models)
     request = RestoreRequest(asked=asked, strict_match=strict_match, lock_timeout=lock_timeout, into_package=into_package)
     where = TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file)
-    with _bounded(deadline):
+    with bounded(deadline):
         report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline)
     return _proven(report, where) if prove else report
 
@@ -132,7 +151,7 @@ def _proven(report: RestoreReport, where: TargetRequest) -> RestoreReport:
 
 
 @contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
+def bounded(seconds: float) -> Iterator[None]:
     """Ends whatever hangs (a dead network file system, a driver that does not answer) a little after the deadline."""
     import signal
 
@@ -162,7 +181,7 @@ def _failed(error: Exception) -> RestoreReport:
     return RestoreReport(status=ERROR, reasons=(reason,), env=needed_anyway(), exit_code=code)
 
 
-def _seconds(text: str, option: str) -> float:
+def seconds_of(text: str, option: str) -> float:
     """`30`, `30s`, `500ms`, `2m` as seconds."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
     number = text.rstrip("msh")
@@ -200,6 +219,8 @@ def _summary(report: RestoreReport) -> str:
         new = any(entry.action != "in-place" for entry in entries)
         done = "restored" if new else "already in place"
         return f"{done}: {modules} in {seconds}; {report.seconds_saved:.0f} s of compiling avoided"
+    if warm(report):
+        return f"not everything was restored ({why}); what was missing is compiled and installed"
     if report.status == PARTIAL:
         return f"partly restored ({modules}) in {seconds}; the rest will be compiled when first used: {why}"
     if report.status == MISS:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 GRACE = 5.0
@@ -56,8 +56,14 @@ class Stop:
         self._called.wait(min(seconds, self.left()))
 
 
-def run_guarded(command: Sequence[str], folder: Path, stop: Stop) -> tuple[int, str]:
+def run_guarded(
+    command: Sequence[str], folder: Path, stop: Stop, environ: Mapping[str, str] | None = None, grace: float = GRACE
+) -> tuple[int, str]:
     """Runs a command to its end; it ends early with `stop`, and with this process, whatever kills that.
+
+    Args:
+        environ: its variables; this process's where None.
+        grace: seconds that it has to end after it was asked to.
 
     Returns:
         Its exit code, and what it printed.
@@ -66,11 +72,17 @@ def run_guarded(command: Sequence[str], folder: Path, stop: Stop) -> tuple[int, 
         LateError: `stop` came first; the command and all it started have ended.
         OSError: it cannot be started.
     """
-    words = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(GRACE), *command]
+    words = [sys.executable, "-I", "-S", str(_GUARD), str(os.getpid()), str(grace), *command]
     # What it prints goes into a file: a pipe that nobody reads stops compilers.
     with tempfile.TemporaryFile() as output:
         guard = subprocess.Popen(
-            words, cwd=folder, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            cwd=folder,
+            env=None if environ is None else dict(environ),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         assert guard.stdin is not None
         try:
@@ -78,7 +90,7 @@ def run_guarded(command: Sequence[str], folder: Path, stop: Stop) -> tuple[int, 
         finally:
             guard.stdin.close()  # the guard stops the command, if it still runs
             try:
-                guard.wait(3 * GRACE)
+                guard.wait(2 * grace + GRACE)
             except subprocess.TimeoutExpired:
                 guard.kill()
                 guard.wait()

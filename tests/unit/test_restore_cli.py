@@ -196,7 +196,7 @@ def test_hangs_one_after_another_are_each_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(restoring, "HANG_GRACE", 0.05)
     before = signal.getsignal(signal.SIGALRM)
     started = time.monotonic()
-    with pytest.raises(UnavailableError), restoring._bounded(0.05):
+    with pytest.raises(UnavailableError), restoring.bounded(0.05):
         for _ in range(3):
             try:
                 time.sleep(30)
