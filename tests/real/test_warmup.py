@@ -42,7 +42,7 @@ def broken_home(tmp_path: Path) -> dict[str, str]:
 
 
 def test_what_is_missing_is_built_and_a_second_call_does_nothing(node: Node) -> None:
-    code = WARM + "\nagain = warmup(kinds=(), modules=sys.argv[1:])\n"
+    code = WARM + "\nimport os\nos.environ['PATH'] = '/nowhere'\nagain = warmup(kinds=(), modules=sys.argv[1:])\n"
     code += "print(json.dumps({'first': report.to_json(), 'second': again.to_json()}))"
     process = node.start(code, "cascade")
     document = process.document()
@@ -111,6 +111,7 @@ def test_a_module_that_does_not_exist_costs_only_itself(node: Node) -> None:
 def test_jit_that_is_disabled_is_a_reason(node: Node) -> None:
     document = node.start(WARM, "cascade", environ={"FLASHINFER_DISABLE_JIT": "1"}).document()
     assert "FLASHINFER_DISABLE_JIT" in document["modules"][0]["reason"]
+    assert not node.compilers
 
 
 def test_an_unknown_kind_is_a_reason_and_no_exception(node: Node) -> None:
