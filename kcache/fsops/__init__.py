@@ -15,6 +15,7 @@ Not here: what the files mean, and where they go.
 from kcache.fsops.checks import Identity, check_regular, check_root
 from kcache.fsops.flushing import Flusher
 from kcache.fsops.locking import locked
+from kcache.fsops.reading import digest_or_none, read_small
 from kcache.fsops.space import free_bytes, require_space
 from kcache.fsops.writing import (
     DAMAGED_PREFIX,
@@ -41,10 +42,12 @@ __all__ = [
     "Written",
     "check_regular",
     "check_root",
+    "digest_or_none",
     "ensure_directory",
     "free_bytes",
     "locked",
     "make_directory",
+    "read_small",
     "require_space",
     "set_aside",
     "stage",

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kcache import digest
+from kcache import digest, fsops
 from kcache.errors import InstallError, KcacheError, ProbeError, TrustError
 from kcache.fsops import Identity
+from kcache.fsops.failures import reason
 from kcache.kernel_facts import KernelFacts
 from kcache.kinds.cute_dsl import expected_meta, module_directory
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.values import dataclass
 from kcache.workflows.target import Target
+
+META_BYTES = 1 << 20
+"""FlashInfer's `meta.json` is below a kilobyte. A larger one is not what it expects."""
 
 ROOM = "kernels"
 """Below the cache root: what each environment uses (`<environment>.json`) and what was written where (`at-<place>.json`)."""
@@ -50,12 +55,14 @@ class _Place:
 class Kernels:
     """What became of the kernels of some entries.
 
-    refusals: fingerprint -> why FlashInfer will not use them.
+    refusals: fingerprint -> why FlashInfer will not use them, by its own rules: a miss.
+    failures: fingerprint -> what kept them from being placed: an error.
     new:      fingerprints of entries whose kernels were not all in place.
     notes:    what a person should know, such as where kernels of the user's were set aside.
     """
 
     refusals: Mapping[str, str]
+    failures: Mapping[str, KcacheError]
     new: frozenset[str]
     notes: tuple[str, ...]
 
@@ -71,7 +78,9 @@ def place_kernels(
     """
     places: dict[Path, _Place] = {}
     refusals: dict[str, str] = {}
-    for entry in installed:
+    failures: dict[str, KcacheError] = {}
+    # In one order, so that of two builds of a kernel the same one comes first every time.
+    for entry in sorted(installed, key=lambda entry: entry.manifest.fingerprint):
         try:
             _add(places, entry, target, strict=strict)
         except KcacheError as error:
@@ -81,16 +90,22 @@ def place_kernels(
     for place in places.values():
         try:
             if not _in_place(cache, place):
-                notes += _install(cache, place, timeout)
-                new.update(place.entries)
+                wrote, told = _install(cache, place, timeout)
+                notes += told
+                new.update(place.entries if wrote else ())
             if lacking := _lacking(place):
                 raise InstallError(f"{place.directory} was changed while kernels were placed", why=f"{lacking} is missing")
-        except KcacheError as error:
+        except ProbeError as error:
             refusals |= dict.fromkeys(place.entries, str(error))
-    taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in refusals]
+        except KcacheError as error:
+            failures |= dict.fromkeys(place.entries, error)
+        except OSError as error:
+            failed = InstallError(f"kernels cannot be placed in {place.directory}", why=reason(error))
+            failures |= dict.fromkeys(place.entries, failed)
+    taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in {*refusals, *failures}]
     if taken or cache.read(ROOM, target.id):
         _remember(cache, target.id, {"entries": sorted(taken)})
-    return Kernels(refusals=refusals, new=frozenset(new), notes=tuple(notes))
+    return Kernels(refusals=refusals, failures=failures, new=frozenset(new), notes=tuple(notes))
 
 
 def _add(places: dict[Path, _Place], entry: InstalledEntry, target: Target, *, strict: bool) -> None:
@@ -125,7 +140,10 @@ def _expected(target: Target, kernels: KernelFacts, arch: str) -> dict[str, obje
 
 
 def _in_place(cache: LocalCache, place: _Place) -> bool:
-    """Whether every kernel is there under the right `meta.json`; files are read only if their identity is not remembered."""
+    """Whether every kernel is there under the right `meta.json`; files are read only if their identity is not remembered.
+
+    Where one has none (a restore was killed), they are looked at under the lock, and remembered.
+    """
     if _read_meta(place.directory) != place.meta:
         return False
     known = _known(cache, place)
@@ -134,17 +152,21 @@ def _in_place(cache: LocalCache, place: _Place) -> bool:
         line = known.get(name)
         if found is None:
             return False
-        # What kcache did not write is the user's own kernel of that name.
-        touched = isinstance(line, dict) and line.get("identity") != found.to_json()
-        if touched and digest.of_file(str(place.directory / name))[0] != sha256:
+        if not isinstance(line, dict):  # what kcache did not write is the user's own kernel of that name
+            if not (place.directory / name).is_file():
+                return False
+            continue
+        touched = (line.get("sha256"), line.get("identity")) != (sha256, found.to_json())
+        if line.get("identity") is None or (touched and fsops.digest_or_none(place.directory / name) != sha256):
             return False
     return True
 
 
 def _read_meta(directory: Path) -> object:
+    data = fsops.read_small(directory / "meta.json", META_BYTES)
     try:
-        return json.loads((directory / "meta.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -154,10 +176,21 @@ def _known(cache: LocalCache, place: _Place) -> dict[str, Any]:
     return objects if isinstance(objects, dict) else {}
 
 
-def _install(cache: LocalCache, place: _Place, timeout: float) -> list[str]:
+def _install(cache: LocalCache, place: _Place, timeout: float) -> tuple[bool, list[str]]:
+    """Whether anything had to be written, and what a person should know."""
     from kcache.kinds.cute_dsl_install import SET_ASIDE, install_module
 
-    owned = {name: str(line.get("sha256")) for name, line in _known(cache, place).items() if isinstance(line, dict)}
+    def owned() -> dict[str, str]:
+        return {name: str(line.get("sha256")) for name, line in _known(cache, place).items() if isinstance(line, dict)}
+
+    def remember(ours: Mapping[str, str], whole: AbstractSet[str]) -> None:
+        """Identities only of what is known to be ours to the last byte: anything else is read again the next time."""
+        objects: dict[str, Any] = {name: {"sha256": sha256, "identity": None} for name, sha256 in ours.items()}
+        for name in whole:
+            if (identity := Identity.of(place.directory / name)) is not None:
+                objects[name]["identity"] = identity.to_json()
+        _remember(cache, place.name, {"directory": str(place.directory), "objects": objects})
+
     placed = install_module(
         place.directory.parent,
         place.directory.name,
@@ -166,15 +199,11 @@ def _install(cache: LocalCache, place: _Place, timeout: float) -> list[str]:
         digests=place.digests,
         owned=owned,
         timeout=timeout,
+        remember=remember,
     )
-    objects = {}
-    for name, sha256 in placed.objects.items():
-        if (identity := Identity.of(place.directory / name)) is not None:
-            objects[name] = {"sha256": sha256, "identity": identity.to_json()}
-    _remember(cache, place.name, {"directory": str(place.directory), "objects": objects})
     if placed.plan.how != SET_ASIDE:
-        return []
-    return [f"kernels that were not kcache's lie in {placed.set_aside} now: {placed.plan.why}"]
+        return bool(placed.plan.write), []
+    return True, [f"kernels that were not kcache's lie in {placed.set_aside} now: {placed.plan.why}"]
 
 
 def _remember(cache: LocalCache, name: str, document: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ def report(
         no_kind=outcome.nothing,
         no_module=outcome.nothing,
     )
-    used = [entry for fingerprint, entry in outcome.placed.items() if fingerprint not in outcome.refusals]
+    used = [entry for fingerprint, entry in outcome.placed.items() if fingerprint not in {*outcome.refusals, *outcome.errors}]
     errors = [*outcome.errors.values(), *(error for choice in outcome.choices for error in choice.failed)]
     return RestoreReport(
         status=overall(kinds),

@@ -133,6 +133,7 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
         run.actions |= {fp: "installed" for fp in done.new if run.actions[fp] == "in-place"}
         titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in kernels}
         refusals |= {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
+        run.errors |= done.failures
     env = dict(target.exports)
     if offered.view is not None and len(offered.refusals) < sum(len(entry.manifest.key.modules) for entry in modules):
         env["PYTHONPATH"] = python_path(request.python_path, str(run.cache.site), str(offered.view))

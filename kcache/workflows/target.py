@@ -227,7 +227,8 @@ def read_environment(path: str) -> Environment:
         UsageError: the file cannot be read. ManifestError: it is no environment.
     """
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as stream:
+            data = stream.read(ENVIRONMENT_BYTES + 1)  # a file that never ends is too large, not out of memory
     except OSError as error:
         raise UsageError(f"{path} cannot be read", why=str(error.strerror)) from error
     return parse_environment(decode(data, path, ENVIRONMENT_BYTES))

@@ -251,6 +251,84 @@ def test_beside_kernels_of_the_user(tmp_path: Path, kernel_store: Stores) -> Non
     assert str(aside) in " ".join(done.document["warnings"])
 
 
+@pytest.mark.parametrize("kind", ["directory", "pipe", "endless", "link", "unreadable meta", "truncated"])
+def test_whatever_lies_in_a_kernels_place_it_is_mended_or_said_in_one_line(
+    tmp_path: Path, kernel_store: Stores, kind: str
+) -> None:
+    """Nothing is waited for, nothing is a traceback, and what cannot be mended is an error, not a miss."""
+    container = Container(home=tmp_path / "home")
+    assert restore(container, kernel_store()).code == 0
+    (path, _) = sorted(directory(container).glob("*.o"))
+    whole = path.read_bytes()
+    if kind == "unreadable meta":
+        path = directory(container) / "meta.json"
+    path.unlink()
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        (tmp_path / "elsewhere").write_bytes(b"other")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "truncated":
+        path.write_bytes(whole[:-1])
+    else:
+        os.mkfifo(path)
+    done = restore(container, kernel_store(), "--deadline", "20s")
+    assert "Traceback" not in done.err
+    assert "hung" not in done.err
+    if kind in ("truncated", "unreadable meta"):
+        assert done.code == 0, done.err
+        assert path.read_bytes() == whole or kind != "truncated"
+    else:
+        assert (done.code, done.document["status"]) == (12, "error")
+        assert f"{path} is a" in done.err
+
+
+def test_a_build_that_holds_flashinfers_lock_is_an_error_with_its_own_code(tmp_path: Path, kernel_store: Stores) -> None:
+    container = Container(home=tmp_path / "home")
+    (directory(container).parent / "tmp").mkdir(parents=True)
+    lock = directory(container).parent / "tmp" / f"{MODULE}.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = restore(container, kernel_store(), "--lock-timeout", "200ms")
+    assert (done.code, done.document["status"], done.document["compiles_avoided"]) == (11, "error", 0)
+    assert str(lock) in done.err
+
+
+def test_a_directory_of_flashinfers_that_others_can_write_is_refused_with_a_remedy_that_helps(
+    tmp_path: Path, kernel_store: Stores
+) -> None:
+    container = Container(home=tmp_path / "home")
+    place = directory(container).parent / "tmp"
+    place.mkdir(parents=True)
+    place.chmod(0o777)
+    done = restore(container, kernel_store())
+    assert (done.code, done.document["status"]) == (12, "error")
+    assert "KCACHE_DIR" not in done.err
+    assert "FLASHINFER_WORKSPACE_BASE" in done.err
+
+
+def test_a_replaced_entry_replaces_what_was_given_to_flashinfer(tmp_path: Path, kernel_store: Stores) -> None:
+    """The record of what kcache wrote names other bytes than the entry's: as after `publish --replace`."""
+    container = Container(home=tmp_path / "home")
+    assert restore(container, kernel_store()).code == 0
+    (path, _) = sorted(directory(container).glob("*.o"))
+    whole = path.read_bytes()
+    path.write_bytes(b"what the first publication held")
+    (record,) = (container.home / ".cache" / "kcache" / "v1" / "kernels").glob("at-*.json")
+    known = json.loads(record.read_text())
+    identity = Identity.of(path)
+    assert identity is not None
+    known["objects"][path.name] = {
+        "sha256": f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}",
+        "identity": identity.to_json(),
+    }
+    record.write_text(json.dumps(known))
+    assert restore(container, kernel_store()).code == 0
+    assert path.read_bytes() == whole
+
+
 def test_one_changed_byte_of_a_source_is_refused_by_name(tmp_path: Path, kernel_store: Stores) -> None:
     site = copy_flashinfer(tmp_path / "elsewhere")
     source = site / "flashinfer" / "fused_moe" / "cute_dsl" / "blackwell_sm12x" / "moe_micro_kernel.py"

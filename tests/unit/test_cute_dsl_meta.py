@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import digest
-from kcache.errors import IntegrityError, LockTimeoutError, ProbeError, TrustError
+from kcache.errors import IntegrityError, LockTimeoutError, NoSpaceError, ProbeError, TrustError
 from kcache.kinds.cute_dsl import (
     RECORDS,
     VERSIONS,
@@ -271,7 +271,7 @@ def test_no_plan_loses_a_kernel_of_the_user_or_leaves_ours_beside_another_meta(
     meta: object, objects: dict[str, str], owned: dict[str, str], wanted: dict[str, str]
 ) -> None:
     plan = plan_install(found(meta, objects), META, wanted, owned)
-    of_the_user = set(objects) - set(owned)
+    of_the_user = {name for name in objects if objects[name] != owned.get(name)} if meta != META else set(objects) - set(owned)
     assert set(plan.theirs) == of_the_user
     if plan.how == MERGE:
         assert meta == META
@@ -375,6 +375,57 @@ def test_a_link_in_the_place_of_an_object_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrustError):
         install(tmp_path, a="one")
     assert (tmp_path / "elsewhere").read_text() == "x"
+
+
+def test_what_flashinfer_built_since_under_the_name_of_one_of_ours_is_set_aside_not_deleted(tmp_path: Path) -> None:
+    make(tmp_path / "ops", OTHER, a="rebuilt by FlashInfer")
+    placed = install(tmp_path, {"a.o": digest.of_bytes(b"one")}, a="one")
+    assert placed.set_aside is not None
+    assert content(placed.set_aside)["a.o"] == "rebuilt by FlashInfer"
+
+
+def test_what_is_ours_is_written_down_before_it_is_written_and_whole_only_where_it_is(tmp_path: Path) -> None:
+    said: list[tuple[dict[str, str], set[str], list[str]]] = []
+
+    def remember(objects: Any, whole: Any) -> None:
+        said.append((dict(objects), set(whole), sorted(path.name for path in (tmp_path / "ops" / MODULE).iterdir())))
+
+    make(tmp_path / "ops", META, mine="damaged", kept="kept", u="theirs")
+    owned = {"mine.o": digest.of_bytes(b"mine"), "kept.o": digest.of_bytes(b"kept"), "gone.o": digest.of_bytes(b"gone")}
+    files, digests = ours(tmp_path, a="one")
+    arguments: dict[str, Any] = {"digests": digests, "owned": lambda: owned, "timeout": 5.0, "remember": remember}
+    install_module(tmp_path / "ops", MODULE, META, files, **arguments)
+    everything = {"mine.o": owned["mine.o"], "kept.o": owned["kept.o"], **digests}
+    assert said[0] == (everything, {"kept.o"}, ["kept.o", "meta.json", "mine.o", "u.o"])
+    assert said[1] == (everything, {"kept.o", "a.o"}, ["a.o", "kept.o", "meta.json", "mine.o", "u.o"])
+
+
+def test_no_room_in_flashinfers_directory_is_found_before_anything_is_touched(tmp_path: Path) -> None:
+    module = make(tmp_path / "ops", OTHER, a="one")
+    files, digests = ours(tmp_path, a="one", b="two")
+    with files["b.o"].open("r+b") as stream:
+        stream.truncate(1 << 43)  # sparse: more than any disk here has
+    with pytest.raises(NoSpaceError) as told:
+        install_module(tmp_path / "ops", MODULE, META, files, digests=digests, owned={"a.o": digests["a.o"]}, timeout=5.0)
+    assert "FLASHINFER_WORKSPACE_BASE" in str(told.value)
+    assert content(module) == {"a.o": "one", "meta.json": json.dumps(OTHER)}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "directory", "huge", "nested", "nothing"])
+def test_whatever_lies_where_meta_json_should_is_no_meta_and_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    module = make(tmp_path, None, a="one")
+    path = module / "meta.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "huge":
+        path.write_text(json.dumps(META) + " " * (1 << 20))
+    elif kind == "nested":
+        path.write_text("[" * 200_000)
+    assert read_found(module).meta is None
 
 
 def test_unfinished_files_of_builds_and_of_installs_are_nobodys(tmp_path: Path) -> None:
