@@ -85,11 +85,21 @@ def _build(spec: Any, jobs: int, stop: Stop) -> str:
         spec.write_ninja()
         own = private.directory(spec) if not honest and not _whole(spec) else None
         folder = own or Path(spec.ninja_path).parent
+        began = time.perf_counter()
         output = _ninja(folder, jobs, stop, spec.name)
+        if _NOTHING_TO_DO not in output:
+            _record(spec.name, time.perf_counter() - began)
         if own is not None:
             private.publish(spec, own)
         spec.load()
     return PRESENT if _NOTHING_TO_DO in output else BUILT
+
+
+def _record(name: str, seconds: float) -> None:
+    """FlashInfer's own line about a build (FLASHINFER_JIT_BUILD_LOG), in the versions that write one."""
+    core = sys.modules.get("flashinfer.jit.core")
+    if (record := getattr(core, "_record_jit_build", None)) is not None:
+        record("nvcc", name, seconds)
 
 
 def _whole(spec: Any) -> bool:

@@ -67,6 +67,13 @@ def test_after_a_warm_up_the_call_site_needs_no_ninja(node: Node) -> None:
     assert node.start(code, "cascade").document()["error"] == ""
 
 
+def test_flashinfers_own_log_of_builds_has_the_build(node: Node, tmp_path: Path) -> None:
+    log = tmp_path / "builds"
+    node.start(WARM, "cascade", environ={"FLASHINFER_JIT_BUILD_LOG": str(log)}, pause=1).document()
+    builds = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [build["name"] for build in builds if build["seconds"] > 0.9] == ["cascade"]
+
+
 def test_a_broken_compiler_is_logged_and_the_call_site_raises_its_own_error(node: Node, broken_home: dict[str, str]) -> None:
     process = node.start(WARM + CALL_SITE, "cascade", environ=broken_home)
     assert process.document()["error"].startswith("RuntimeError: Ninja build failed")
