@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kcache.archs import arch_list_entry
+from kcache.warmup.locks import building
 from kcache.warmup.stopping import Stop, run_guarded
 
 _SOURCES = ("sampling.py", "topk.py", "utils.py", "jit/sampling.py", "jit/topk.py", "version.py")
@@ -44,7 +45,7 @@ def sampling_modules(stop: Stop) -> list[str]:
         key = _key(package, arch)
         with _lock:
             if key not in _known:
-                _known[key] = _restored(arch) or _asked_before(env, key) or _ask(env, key, arch, stop)
+                _known[key] = _restored(arch) or _asked_before(env, key) or _ask_once(env, key, arch, stop)
             found.update(_known[key])
     return sorted(found)
 
@@ -81,6 +82,17 @@ def _asked_before(env: Any, key: str) -> list[str]:
         return [str(name) for name in found] if isinstance(found, list) else []
     except (OSError, ValueError):
         return []
+
+
+def _ask_once(env: Any, key: str, arch: str, stop: Stop) -> list[str]:
+    """Asks, unless another process of this node is asking: then its answer is waited for."""
+    lock = Path(env.FLASHINFER_JIT_DIR) / "tmp" / "kcache-sampling.lock"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # nothing can be kept here, so nobody's answer would be found
+        return _ask(env, key, arch, stop)
+    with building(lock, stop):
+        return _asked_before(env, key) or _ask(env, key, arch, stop)
 
 
 def _ask(env: Any, key: str, arch: str, stop: Stop) -> list[str]:
