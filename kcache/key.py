@@ -23,6 +23,7 @@ KIND_MODULES = "modules"
 
 NVCC = "nvcc"
 CUTE_DSL = "cute-dsl"
+B12X = "b12x"
 
 INGREDIENTS: Mapping[str, tuple[str, ...]] = {
     NVCC: (
@@ -45,8 +46,19 @@ INGREDIENTS: Mapping[str, tuple[str, ...]] = {
         "cutlass_dsl.wheels",
         "kernels",
     ),
+    B12X: (
+        "platform.machine",
+        "flashinfer.version",
+        "cuda.release",
+        "gpu.cute_arch",
+        "gpu.sm_count",
+        "cutlass_dsl.wheels",
+        "b12x.package",
+        "programs",
+    ),
 }
-"""The ingredients of a key by layout: of nvcc modules, and of CuTe-DSL kernels. All strings, all required:
+"""The ingredients of a key by layout: of nvcc modules, of FlashInfer's CuTe-DSL kernels, and of programs of the package b12x. All
+strings, all required:
 
 platform.machine    `uname -m`, such as `x86_64`
 flashinfer.version  the version of flashinfer-python, such as `0.7.4`
@@ -60,6 +72,8 @@ tvm_ffi.version     apache-tvm-ffi whose headers were compiled in, or whose ABI 
 build.flags         `default`, or the digest of compiler flags that a user added
 cutlass_dsl.wheels  digest of {distribution: [version, content]} of the compiler, every nvidia-cutlass-dsl*
 kernels             digest of the sorted names of the kernels in the entry
+b12x.package        b12x's own fingerprint of its files, 64 hex digits
+programs            digest of the sorted names of the files in the entry
 """
 
 
@@ -214,7 +228,7 @@ class EntryKey:
 
     kind:     the cache kind as users name it, such as `sampling`; `modules` for modules asked for by name.
     modules:  the names of FlashInfer's modules in the entry, sorted.
-    layout:   what lies in the archive and how it is accepted: `nvcc` or `cute-dsl`.
+    layout:   what lies in the archive and how it is accepted: `nvcc`, `cute-dsl` or `b12x`.
     model:    the model that the entry was built for, as its build manifest names it; empty for kinds that suit every model.
     variant:  which of the model's entries this is, such as `nvfp4-tp1-ep1`; empty where there is one.
     """

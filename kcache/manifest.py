@@ -14,8 +14,12 @@ from kcache import digest
 from kcache.documents import LIMITS, Reader, decode
 from kcache.errors import ManifestError
 from kcache.kernel_facts import KernelFacts, kernels_digest, parse_kernel_facts, wheels_digest
-from kcache.key import CUTE_DSL, NVCC, EntryKey, parse_key
+from kcache.key import B12X, CUTE_DSL, NVCC, EntryKey, parse_key
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kcache.program_facts import ProgramFacts  # imported where there are programs: most starts have none
 
 ENTRY_FORMAT = "kcache.entry/1"
 
@@ -80,7 +84,8 @@ class Manifest:
                    FlashInfer keys its kernels by.
     build_seconds: wall seconds of the build of each module, by module; what a hit saves.
     provenance:    how it was built: recorded, never matched.
-    kernels:       of an entry of CuTe-DSL kernels: what they depend on and what asks for them; None for nvcc modules.
+    kernels:       of an entry of CuTe-DSL kernels: what they depend on and what asks for them; None for the other layouts.
+    programs:      likewise, of an entry of programs of the package b12x.
     """
 
     key: EntryKey
@@ -90,6 +95,12 @@ class Manifest:
     build_seconds: Mapping[str, float]
     provenance: Mapping[str, Any]
     kernels: KernelFacts | None = None
+    programs: ProgramFacts | None = None
+
+    @property
+    def compiles(self) -> int:
+        """How many compilations the entry spares a host."""
+        return len(self.artifacts) if self.programs is None else len(self.programs.kernels) + len(self.programs.groups)
 
     @property
     def fingerprint(self) -> str:
@@ -106,6 +117,8 @@ class Manifest:
             "build_seconds": dict(sorted(self.build_seconds.items())),
             "provenance": dict(self.provenance),
         }
+        if self.programs is not None:
+            document["programs"] = self.programs.to_json()
         return document if self.kernels is None else document | {"kernels": self.kernels.to_json()}
 
     def encode(self) -> bytes:
@@ -149,8 +162,10 @@ def parse_manifest(data: bytes, what: str = "manifest") -> Manifest:
     }
     provenance = reader.object(document.get("provenance"), "provenance")
     kernels = parse_kernel_facts(document["kernels"], "kernels", reader) if "kernels" in document else None
+    programs = _parse_programs(document["programs"], reader) if "programs" in document else None
     if key is not None:
         _check_consistency(key, artifacts, sources, kernels, document, reader)
+        _check_programs(key, programs, artifacts, reader)
     reader.finish(what)
     assert key is not None
     return Manifest(
@@ -161,7 +176,14 @@ def parse_manifest(data: bytes, what: str = "manifest") -> Manifest:
         build_seconds=seconds,
         provenance=provenance,
         kernels=kernels,
+        programs=programs,
     )
+
+
+def _parse_programs(value: Any, reader: Reader) -> ProgramFacts:
+    from kcache.program_facts import parse_program_facts
+
+    return parse_program_facts(value, "programs", reader)
 
 
 def _parse_artifacts(value: Any, reader: Reader) -> tuple[Artifact, ...]:
@@ -213,21 +235,20 @@ def _check_consistency(  # noqa: PLR0917 -- every part of a manifest
     """A manifest must agree with itself: what it says of its key is what its parts add up to."""
     if document.get("fingerprint") != key.fingerprint:
         reader.problems.append(f"fingerprint: the key's is {key.fingerprint}")
-    if key.ingredients["flashinfer.sources"] != sources_digest(sources):
+    if key.layout != B12X and key.ingredients["flashinfer.sources"] != sources_digest(sources):
         reader.problems.append("sources: their digest is not the one in the key")
     paths = [artifact.path for artifact in artifacts]
     if len({path.lower() for path in paths}) != len(paths):
         reader.problems.append("artifacts: a path twice (letter case aside)")
     if (key.layout == CUTE_DSL) != (kernels is not None):
         reader.problems.append(f"kernels: there if the layout is {CUTE_DSL}, and only then")
-    elif kernels is None:
+    elif key.layout == NVCC:
         _check_modules(key, artifacts, paths, reader)
-    else:
+    elif kernels is not None:
         _check_kernels(key, kernels, paths, sources, reader)
 
 
 def _check_modules(key: EntryKey, artifacts: tuple[Artifact, ...], paths: list[str], reader: Reader) -> None:
-    assert key.layout == NVCC
     for module in key.modules:
         if module_artifact_path(module) not in paths:
             reader.problems.append(f"artifacts: no library for module {module}")
@@ -249,3 +270,12 @@ def _check_kernels(key: EntryKey, kernels: KernelFacts, paths: list[str], source
         directory, _, name = path.partition("/")
         if directory != kernels.module or "/" in name or not name.endswith(".o"):
             reader.problems.append(f"artifacts[{number}].path: not an object of module {kernels.module}")
+
+
+def _check_programs(key: EntryKey, programs: ProgramFacts | None, artifacts: tuple[Artifact, ...], reader: Reader) -> None:
+    if (key.layout == B12X) != (programs is not None):
+        reader.problems.append(f"programs: there if the layout is {B12X}, and only then")
+    elif programs is not None:
+        from kcache.program_facts import check_program_facts
+
+        check_program_facts(programs, key, tuple(artifact.path for artifact in artifacts), reader)

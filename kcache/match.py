@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from kcache.archs import cute_dsl_arch
 from kcache.kernel_facts import COMPILER, KernelFacts, Wheel
-from kcache.key import ABSENT, CUTE_DSL, EntryKey, Environment, Fact, known, undetermined
+from kcache.key import ABSENT, NVCC, EntryKey, Environment, Fact, known, undetermined
 from kcache.manifest import Manifest
 from kcache.values import dataclass
 
@@ -76,15 +76,12 @@ def match_key(key: EntryKey, environment: Environment, *, strict: bool = False) 
         _equal("flashinfer.version", wanted["flashinfer.version"], environment.fact("flashinfer.version")),
         _equal("platform.machine", wanted["platform.machine"], environment.fact("platform.machine")),
     ]
-    archs, gpu = _kernels_run_on(wanted, environment) if key.layout == CUTE_DSL else _runs_on(wanted, environment, strict=strict)
+    archs, gpu = _runs_on(wanted, environment, strict=strict) if key.layout == NVCC else _kernels_run_on(wanted, environment)
     checks += gpu
     runtime = environment.fact("cuda.runtime")
-    if strict:
-        checks.append(_equal("cuda.release", wanted["cuda.release"], runtime))
-        checks.append(_equal("tvm_ffi.version", wanted["tvm_ffi.version"], environment.fact("tvm_ffi.version")))
-    else:
-        checks.append(_same_major("cuda.release", wanted["cuda.release"], runtime))
-        checks.append(_not_older("tvm_ffi.version", wanted["tvm_ffi.version"], environment.fact("tvm_ffi.version")))
+    checks.append((_equal if strict else _same_major)("cuda.release", wanted["cuda.release"], runtime))
+    if (built := wanted.get("tvm_ffi.version")) is not None:
+        checks.append((_equal if strict else _not_older)("tvm_ffi.version", built, environment.fact("tvm_ffi.version")))
     flags = wanted.get("build.flags", "default")
     if flags != "default":
         found = "default: entries built with other compiler flags are never chosen"
@@ -103,6 +100,9 @@ def match_binary(manifest: Manifest, environment: Environment, *, strict: bool =
     checks = [_source(path, wanted, environment.source(path)) for path, wanted in sorted(manifest.sources.items())]
     if manifest.kernels is not None:
         checks += _compiler(manifest.kernels, environment, strict=strict)
+    if manifest.programs is not None:  # decided by `kcache.workflows.b12x_host`, which reads the host's own package
+        found = "only the host that will use them can say what its b12x asks for"
+        checks.append(Check(field="b12x", rule=EQUAL, wanted="a host", found=found, passed=False))
     for artifact in manifest.artifacts:
         if artifact.elf is None:
             continue
@@ -151,7 +151,7 @@ def rank(key: EntryKey, environment: Environment, arch: str, *, size: int = 0) -
     runtime = _numbers(environment.fact("cuda.runtime").value or "")
     minor = release[1] if len(release) > 1 else 0
     host_minor = runtime[1] if len(runtime) > 1 else 0
-    tvm = _version(key.ingredients["tvm_ffi.version"])
+    tvm = _version(key.ingredients.get("tvm_ffi.version", ""))
     patch = tvm[2] * 1000 + tvm[3] if tvm else 0
     score = arch_score(key.arch, arch) or 0
     return (score, -abs(minor - host_minor), patch, size if key.model else 0, key.fingerprint)

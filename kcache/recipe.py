@@ -30,7 +30,10 @@ TOLD = 100
 GDN_KINDS = ("gdn-prefill", "gdn-decode", "gdn-decode-bf16", "gdn-verify")
 """Kinds of linear attention (`kcache.recipe_gdn.GDN_KINDS`)."""
 
-KINDS = ("sampling", "b12x-moe", *GDN_KINDS, "autotune")
+B12X_KINDS = ("b12x-programs", "b12x-candidates")
+"""Kinds of the package b12x (`kcache.kinds.b12x_kinds`)."""
+
+KINDS = ("sampling", "b12x-moe", *GDN_KINDS, *B12X_KINDS, "autotune")
 """Cache kinds that a recipe may ask for."""
 
 ACTIVATIONS = ("silu", "gelu_tanh", "swigluoai_uninterleave", "relu2")
@@ -256,13 +259,14 @@ def _no_target(found: Found) -> Iterator[str]:
 
 def _targets_that_b12x_does_not_know(found: Found) -> Iterator[str]:
     """FlashInfer's b12x MoE is for compute capability 12.0 and 12.1, with CUDA 13 (`cute_dsl/b12x_moe.py`, 0.6.18 to 0.7.4)."""
-    if "b12x-moe" not in found.get("kinds", ()):
+    kind = next((kind for kind in ("b12x-moe", *B12X_KINDS) if kind in found.get("kinds", ())), None)
+    if kind is None:
         return
     if "targets.gpus" in found and not any(gpu.capability[0] == 12 for gpu in found["targets.gpus"]):
-        yield "targets.gpus: kind b12x-moe needs a GPU of compute capability 12.0 or 12.1, such as rtx-pro-6000"
+        yield f"targets.gpus: kind {kind} needs a GPU of compute capability 12.0 or 12.1, such as rtx-pro-6000"
     cuda = found.get("targets.cuda")
     if cuda and int(cuda.partition(".")[0]) < 13:
-        yield f"targets.cuda: kind b12x-moe needs CUDA 13 or newer, not {cuda}"
+        yield f"targets.cuda: kind {kind} needs CUDA 13 or newer, not {cuda}"
 
 
 def _linear_attention_that_is_not_there(found: Found) -> Iterator[str]:

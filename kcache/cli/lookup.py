@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli import exit_codes
+from kcache.cli import exit_codes, messages
 from kcache.cli.options import (
     archs_option,
     env_option,
@@ -20,10 +20,11 @@ from kcache.cli.options import (
     modules_option,
     python_option,
 )
+from kcache.errors import KcacheError
 from kcache.report import HIT, MISS, PARTIAL
 
 if TYPE_CHECKING:
-    from kcache.workflows.lookup import LookupReport
+    from kcache.workflows.lookup import CandidateReport, LookupReport
 
 SHOWN = 10
 """Candidates listed for people; --json lists all."""
@@ -65,7 +66,17 @@ def command(
 
     target = find_target(TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file), os.environ)
     asked = Wanted(kinds=kinds, modules=modules, models=models)
-    reports = [lookup(open_store(store), target, asked=asked, strict=strict_match) for store in stores]
+    reports: list[LookupReport] = []
+    errors: list[KcacheError] = []
+    for store in stores:  # one that is down does not stop the next: as restore does
+        try:
+            reports.append(lookup(open_store(store), target, asked=asked, strict=strict_match))
+        except KcacheError as error:
+            errors.append(error)
+    if not reports:
+        raise errors[0]
+    for passed_over in errors:
+        messages.fail(str(passed_over))
     order = {HIT: 0, PARTIAL: 1, MISS: 2}
     best = min(reports, key=lambda report: order.get(report.status, 3))
     if as_json:
@@ -90,5 +101,18 @@ def _tell(report: LookupReport) -> None:
         click.echo(f"  {name}: {'fits' if candidate.accepted else candidate.error or 'differs'}")
         for check in candidate.differs:
             click.echo(f"    {check.describe()}")
+        _explain(candidate)
     if len(report.candidates) > SHOWN:
         click.echo(f"  and {len(report.candidates) - SHOWN} more (--json lists all)")
+
+
+def _explain(candidate: CandidateReport) -> None:
+    """What enters the names that the package b12x gives its programs, and what of it is other here without mattering."""
+    passed = [check for check in candidate.explained if check not in candidate.differs]
+    if passed:
+        click.echo(f"    b12x names programs by: {', '.join(check.field for check in candidate.explained)}")
+    for check in passed:
+        if check.wanted != check.found:
+            click.echo(
+                f"    other here, and no matter ({check.rule}): {check.field}: built with {check.wanted}, here {check.found}"
+            )

@@ -60,6 +60,8 @@ def _table(proof: dict[str, Any]) -> None:
         click.echo(f"FlashInfer {proof['flashinfer']}, imported in {proof['import_seconds']:.1f} s")
     if (kernels := proof.get("kernels")) is not None:
         _kernels(kernels)
+    if (programs := proof.get("programs")) is not None:
+        _programs(programs)
     click.echo(f"compiler runs: {proof['compiler_runs']}")
     for command_line in proof.get("compiler_commands", []):
         click.echo(f"  {command_line}")
@@ -75,3 +77,15 @@ def _kernels(proof: dict[str, Any]) -> None:
         click.echo(f"  {line}")
     for line in proof["left_out"]:
         click.echo(f"  left to warmup, since FlashInfer keeps it nowhere: {line}")
+
+
+def _programs(proof: dict[str, Any]) -> None:
+    found = sum(program["accepted"] for program in proof["programs"])
+    click.echo(f"b12x: {found} of {len(proof['programs'])} programs found, asked for by {proof['configurations']} configurations")
+    for program in proof["programs"]:
+        if not program["accepted"]:
+            click.echo(f"  {program['program']}: {program['reason']}")
+    for line in proof["errors"]:
+        click.echo(f"  {line}")
+    for line in proof["left_out"]:
+        click.echo(f"  left to warmup: {line}")

@@ -14,6 +14,7 @@ from kcache.kernel_facts import KernelFacts
 from kcache.key import EntryKey, Fact
 from kcache.manifest import Artifact, ElfFacts, module_artifact_path, sources_digest
 from kcache.match import arch_score
+from kcache.program_facts import ProgramFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,14 @@ class BuildFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryParts:
-    """All of a manifest that does not depend on its archive. `kernels` is None for nvcc modules."""
+    """All of a manifest that does not depend on its archive. `kernels` and `programs` are None for nvcc modules."""
 
     key: EntryKey
     artifacts: tuple[Artifact, ...]
     sources: Mapping[str, str]
     build_seconds: Mapping[str, float]
     kernels: KernelFacts | None = None
+    programs: ProgramFacts | None = None
 
 
 def entry_parts(kind: str, facts: BuildFacts, modules: tuple[BuiltModule, ...]) -> EntryParts:

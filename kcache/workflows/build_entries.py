@@ -145,6 +145,7 @@ def write_parts(output: Path, parts: EntryParts, files: Mapping[str, Path], prov
             build_seconds=parts.build_seconds,
             provenance={"kcache": __version__, **provenance},
             kernels=parts.kernels,
+            programs=parts.programs,
         )
         _check_unchanged(manifest, files)
         parse_manifest(manifest.encode(), name)  # what is written must be what a reader takes

@@ -13,7 +13,7 @@ Compilers (CC, CXX) and launchers (ccache, sccache) are the user's to choose: th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kcache import digest
@@ -120,6 +120,20 @@ def kernel_environ(environ: Mapping[str, str]) -> dict[str, str]:
     ones that keep intermediate files, print, or compile another way. None of them is for a farm.
     """
     return {name: value for name, value in environ.items() if name not in _KERNEL_SWITCHES and not name.startswith("CUTE_DSL_")}
+
+
+_PROGRAM_PREFIXES = ("B12X_", "CUTE_", "CUTLASS_", "TRITON_", "MLIR_", "LLVM_", "NVPTX_")
+"""Of variables that enter the keys of b12x and Triton, or say where programs lie."""
+
+
+def program_environ(environ: Mapping[str, str], without: Iterable[str]) -> dict[str, str]:
+    """The environment in which programs of the package b12x are compiled: the caller's, without what would enter their keys.
+
+    Args:
+        without: variables that enter b12x's keys whatever they do (`kcache.kinds.b12x_key.TOOL_VARIABLES`).
+    """
+    dropped = {*without, *_KERNEL_SWITCHES}
+    return {name: value for name, value in environ.items() if name not in dropped and not name.startswith(_PROGRAM_PREFIXES)}
 
 
 def flags_ingredient(environ: Mapping[str, str]) -> str:

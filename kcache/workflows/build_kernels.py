@@ -66,16 +66,19 @@ class KernelReport:
     warnings: tuple[str, ...]
 
 
-def targets(recipe: Recipe, kind: str, archs: Sequence[str], gpus: Sequence[GpuProduct]) -> list[GpuProduct]:
+def targets(
+    recipe: Recipe, capabilities: Sequence[tuple[int, int]], archs: Sequence[str], gpus: Sequence[GpuProduct]
+) -> list[GpuProduct]:
     """The GPUs of a recipe that a kind has kernels for.
 
     Args:
+        capabilities: those of the kind.
         archs: capabilities with a dot, suffix or not, to which `--arch` narrows; all where empty.
         gpus: products to which `--gpu` narrows; all of the recipe where empty.
     """
     narrowed = [gpu for gpu in recipe.targets.gpus if not gpus or gpu in gpus]
     asked = [arch.rstrip("af") for arch in archs]
-    return [gpu for gpu in narrowed if gpu.capability in CUTE_KINDS[kind].capabilities and (not asked or gpu.arch in asked)]
+    return [gpu for gpu in narrowed if gpu.capability in capabilities and (not asked or gpu.arch in asked)]
 
 
 def build_kernels(farm: KernelFarm, recipe: Recipe, kind: str, gpus: Sequence[GpuProduct]) -> KernelReport:
@@ -85,12 +88,7 @@ def build_kernels(farm: KernelFarm, recipe: Recipe, kind: str, gpus: Sequence[Gp
         UsageError: the recipe is for another FlashInfer than the farm has.
         ProbeError, CollectError: the dry run itself failed; see `compile_kernels`.
     """
-    if farm.flashinfer not in recipe.targets.flashinfer:
-        raise UsageError(
-            f"{recipe.model.name} is to be built for FlashInfer {', '.join(recipe.targets.flashinfer)}",
-            why=f"this Python has {farm.flashinfer or 'none'}",
-            remedy="Name another Python with --python, or add the version to targets.flashinfer.",
-        )
+    check_flashinfer(farm, recipe)
     name = recipe.model.name
     planned = plan_cases(recipe, kind, farm.flashinfer)
     problems = [f"{name} {problem}" for problem in planned.problems]
@@ -105,6 +103,20 @@ def build_kernels(farm: KernelFarm, recipe: Recipe, kind: str, gpus: Sequence[Gp
         modules=tuple(module for one in done for module in one.modules),
         warnings=tuple(dict.fromkeys([*problems, *(warning for one in done for warning in one.warnings)])),
     )
+
+
+def check_flashinfer(farm: KernelFarm, recipe: Recipe) -> None:
+    """Refuses a recipe for another FlashInfer than the farm has.
+
+    Raises:
+        UsageError
+    """
+    if farm.flashinfer not in recipe.targets.flashinfer:
+        raise UsageError(
+            f"{recipe.model.name} is to be built for FlashInfer {', '.join(recipe.targets.flashinfer)}",
+            why=f"this Python has {farm.flashinfer or 'none'}",
+            remedy="Name another Python with --python, or add the version to targets.flashinfer.",
+        )
 
 
 def _build_for(farm: KernelFarm, recipe: Recipe, kind: str, gpu: GpuProduct, cases: Sequence[Mapping[str, Any]]) -> KernelReport:
@@ -146,14 +158,20 @@ def _with_seconds(workspace: Path, kernels: Sequence[Kernel]) -> list[Kernel]:
     """Kernels with the time that each took, also where an earlier run compiled it."""
     from dataclasses import replace
 
+    known = kept_seconds(workspace, {kernel.name: kernel.seconds for kernel in kernels if kernel.status == "built"})
+    return [replace(kernel, seconds=known.get(kernel.name, kernel.seconds)) for kernel in kernels]
+
+
+def kept_seconds(workspace: Path, new: Mapping[str, float]) -> dict[str, float]:
+    """What each kernel's compilation took, by name, that of earlier runs in this work directory included."""
     path = workspace / _SECONDS
     try:
-        known = dict(json.loads(path.read_text()))
+        known = {str(name): float(seconds) for name, seconds in dict(json.loads(path.read_text())).items()}
     except (OSError, ValueError):
         known = {}
-    known |= {kernel.name: kernel.seconds for kernel in kernels if kernel.status == "built"}
+    known |= new
     fsops.write_bytes(path, digest.canonical_json(known))
-    return [replace(kernel, seconds=float(known.get(kernel.name, kernel.seconds))) for kernel in kernels]
+    return known
 
 
 def _module(kernel: Kernel, arch: str, kind: str) -> ModuleReport:

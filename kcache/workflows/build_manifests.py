@@ -13,11 +13,13 @@ from kcache.archs import arch_list_entry
 from kcache.errors import KcacheError, UsageError
 from kcache.gpu_products import GpuProduct, product
 from kcache.key import Environment
+from kcache.kinds.b12x_kinds import B12X_KINDS
 from kcache.kinds.cute_kinds import CUTE_KINDS
 from kcache.manifest import parse_manifest
 from kcache.match import match_binary, match_key
 from kcache.probe.host import probe_host
 from kcache.probe.limits import Jobs, build_jobs
+from kcache.program_facts import MODULE
 from kcache.recipe import Recipe
 from kcache.workflows.build import KINDS, BuildReport, BuildRequest, Watch, build, work_directory
 from kcache.workflows.build_entries import FAILED, EntryReport
@@ -26,6 +28,12 @@ from kcache.workflows.build_kernels import KernelFarm, KernelReport, KernelWatch
 from kcache.workflows.resolve import SHOWN_CHECKS
 
 _LOCK_SECONDS = 5.0
+
+_CAPABILITIES = {
+    **{kind: about.capabilities for kind, about in CUTE_KINDS.items()},
+    **{kind: about.capabilities for kind, about in B12X_KINDS.items()},
+}
+"""Kinds that are compiled for one GPU's facts, with the compute capabilities that have such kernels."""
 
 
 def run_build(request: BuildRequest, environ: Mapping[str, str], watch: Watch, kernel_watch: KernelWatch) -> BuildReport:
@@ -61,7 +69,7 @@ def _build_manifests(request: BuildRequest, environ: Mapping[str, str], watch: W
     started = time.monotonic()
     if request.modules:
         raise UsageError("--modules and --manifest do not go together", remedy="Build single modules in a command of their own.")
-    known = (*KINDS, *CUTE_KINDS)
+    known = (*KINDS, *_CAPABILITIES)
     asked = request.kinds or tuple(dict.fromkeys(kind for recipe in request.recipes for kind in recipe.kinds))
     warnings = [f"kind {kind} is not built here: it needs the GPU itself" for kind in asked if kind not in known]
     gpus = [product(name) for name in request.gpus]
@@ -114,8 +122,8 @@ def _kernels(
         (recipe, kind, found)
         for recipe in request.recipes
         for kind in asked
-        if kind in CUTE_KINDS and (kind in recipe.kinds or request.kinds)
-        if (found := targets(recipe, kind, request.archs, gpus))
+        if kind in _CAPABILITIES and (kind in recipe.kinds or request.kinds)
+        if (found := targets(recipe, _CAPABILITIES[kind], request.archs, gpus))
     ]
     if not work:
         return None
@@ -142,10 +150,14 @@ def _kernels(
 def _one(farm: KernelFarm, recipe: Recipe, kind: str, gpus: Sequence[GpuProduct], *, alone: bool) -> KernelReport:
     """One recipe; among several, one that cannot be built at all does not stop the others."""
     try:
-        return build_kernels(farm, recipe, kind, gpus)
+        if kind in CUTE_KINDS:
+            return build_kernels(farm, recipe, kind, gpus)
+        from kcache.workflows.build_programs import build_programs
+
+        return build_programs(farm, recipe, kind, gpus)
     except KcacheError as error:
         if alone:
             raise
-        module = CUTE_KINDS[kind].module
+        module = CUTE_KINDS[kind].module if kind in CUTE_KINDS else MODULE
         entry = EntryReport(kind=kind, arch="", modules=(module,), status=FAILED, reason=str(error), model=recipe.model.name)
         return KernelReport(entries=(entry,), modules=(), warnings=())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kcache.errors import InstallError, KcacheError, ProbeError, TrustError
-from kcache.local_cache import LocalCache
+from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.probe.caches import cache_root, read_only_cache
 from kcache.report import ERROR, HIT, RestoreReport
 from kcache.store.base import Store
@@ -96,7 +96,24 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
         return report
     _, target = here(where, environ)
     proof = prove_restored(LocalCache(Path(report.cache_root)), target, {**environ, **report.env})
-    return replace(report, proof=proof, status=report.status if proof["status"] == "proven" else ERROR)
+    if proof["status"] == "proven":
+        return replace(report, proof=proof)
+    return replace(report, proof=proof, status=ERROR, reasons=(*report.reasons, why_unproven(proof)))
+
+
+def why_unproven(proof: Mapping[str, Any]) -> str:
+    """One line about a proof that failed; `kcache verify` has all of it."""
+    lines = [f"{one['module']}: {one['error'] or 'not the restored library'}" for one in proof.get("modules", []) if _unused(one)]
+    kernels = proof.get("kernels") or {}
+    lines += [str(line) for line in kernels.get("errors", [])]
+    lines += [f"{one['kernel']}: {one['reason']}" for one in kernels.get("kernels", []) if not one["accepted"]]
+    why = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
+    runs = f"{proof['compiler_runs']} compiler runs"
+    return f"restored, and not proven: {': '.join(text for text in (runs, why) if text)}. `kcache verify` says all."
+
+
+def _unused(module: Mapping[str, Any]) -> bool:
+    return not (module["loaded"] and module["ours"])
 
 
 def here(where: TargetRequest, environ: Mapping[str, str]) -> tuple[LocalCache, Target]:
@@ -165,7 +182,8 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
     """
     present = cache.read("current", target.id) or {}
     modules, kernels = [str(module) for module in present.get("modules", [])], in_use(cache, target)
-    if not modules and not kernels:
+    programs = _programs_in_use(cache, target)
+    if not modules and not kernels and not programs:
         raise ProbeError("nothing is restored for this environment", remedy="Run `kcache restore` first.")
     document: dict[str, Any] = {"view": present.get("view"), "status": "proven", "compiler_runs": 0}
     if modules:
@@ -177,11 +195,26 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
         document["kernels"] = proof.to_json()
         document["compiler_runs"] += proof.compiler_runs
         document["status"] = document["status"] if proof.proven else "failed"
+    if programs:
+        from kcache.workflows.verify_programs import prove_programs
+
+        proven = prove_programs(target, environ, programs)
+        document["programs"] = proven.to_json()
+        document["compiler_runs"] += proven.compiler_runs
+        document["status"] = document["status"] if proven.proven else "failed"
     try:
         cache.write("proofs", target.id, document)
     except (InstallError, TrustError):
         document["receipt"] = "not kept: the cache cannot be written"
     return document
+
+
+def _programs_in_use(cache: LocalCache, target: Target) -> list[InstalledEntry]:
+    if cache.read("programs", target.id) is None:
+        return []
+    from kcache.workflows.programs import programs_in_use
+
+    return programs_in_use(cache, target)
 
 
 def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], modules: Sequence[str]) -> Proof:

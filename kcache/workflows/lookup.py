@@ -7,6 +7,7 @@ says what it missed by.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from kcache.documents import LIMITS
 from kcache.errors import KcacheError, StoreError
 from kcache.index import IndexEntry, parse_index
 from kcache.manifest import Manifest
-from kcache.match import Check, match_binary, match_key
+from kcache.match import Check, match_key
 from kcache.report import ERROR, HIT, MISS, PARTIAL, KindReport, overall
 from kcache.store.base import Store
 from kcache.workflows.catalog import list_environments, read_index, read_manifest
@@ -25,11 +26,16 @@ from kcache.workflows.target import Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateReport:
-    """One published entry: whether it may be used here, and otherwise which fields differ."""
+    """One published entry: whether it may be used here, and otherwise which fields differ.
+
+    explained: of programs of the package b12x, every rule that was applied, what is only recorded among them: what enters b12x's
+               own key is in no document of b12x.
+    """
 
     entry: IndexEntry
     differs: tuple[Check, ...]
     error: str = ""
+    explained: tuple[Check, ...] = ()
 
     @property
     def accepted(self) -> bool:
@@ -49,7 +55,7 @@ class CandidateReport:
             "accepted": self.accepted,
             "differs": [check.to_json() for check in self.differs],
             "error": self.error,
-        }
+        } | ({"explained": [check.to_json() for check in self.explained]} if self.explained else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False)
     decided = candidates(found, target.environment, strict=strict)
     read = _reading_once(store)
     choices = [
-        choose(group, target.environment, read_manifest=read, facts_for=target.facts_for, strict=strict)
+        choose(group, target.environment, read_manifest=read, decide=lambda manifest: target.decide(manifest, strict=strict))
         for group in grouped(decided).values()
     ]
     reports = by_kind(
@@ -131,8 +137,9 @@ def _elsewhere(store: Store, environments: Sequence[str], own: Sequence[IndexEnt
     entries: list[IndexEntry] = []
     known = {entry.key.fingerprint for entry in own}
     for path in environments:
-        data = store.read_bytes(path, LIMITS.index_bytes)
-        entries += [entry for entry in parse_index(data, path).entries if entry.key.fingerprint not in known]
+        with suppress(KcacheError):  # what is wrong with another environment's index is no answer about this one
+            data = store.read_bytes(path, LIMITS.index_bytes)
+            entries += [entry for entry in parse_index(data, path).entries if entry.key.fingerprint not in known]
     return entries
 
 
@@ -144,4 +151,9 @@ def _candidate(read: Callable[[IndexEntry], Manifest], target: Target, entry: In
         manifest = read(entry)
     except KcacheError as error:
         return CandidateReport(entry=entry, differs=(), error=str(error))
-    return CandidateReport(entry=entry, differs=match_binary(manifest, target.facts_for(manifest), strict=strict).differs)
+    try:
+        decision = target.decide(manifest, strict=strict)
+    except KcacheError as error:
+        return CandidateReport(entry=entry, differs=(), error=str(error))
+    explained = decision.checks if manifest.programs is not None else ()
+    return CandidateReport(entry=entry, differs=decision.differs, explained=explained)

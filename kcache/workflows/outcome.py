@@ -70,7 +70,7 @@ def report(
         reasons=_reasons(outcome, kinds),
         warnings=tuple(warnings),
         seconds=seconds,
-        compiles_avoided=sum(len(entry.manifest.artifacts) for entry in used),
+        compiles_avoided=sum(entry.manifest.compiles for entry in used),
         seconds_saved=sum(sum(entry.manifest.build_seconds.values()) for entry in used),
         env=env,
         cache_root=str(root),

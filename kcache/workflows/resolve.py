@@ -13,7 +13,7 @@ from kcache.errors import KcacheError
 from kcache.index import IndexEntry
 from kcache.key import KIND_MODULES, EntryKey, Environment
 from kcache.manifest import Manifest
-from kcache.match import Check, Decision, match_binary, match_key, rank
+from kcache.match import Check, Decision, match_key, rank
 from kcache.report import HIT, MISS, PARTIAL, KindReport
 from kcache.values import dataclass, field
 
@@ -101,15 +101,14 @@ def choose(
     environment: Environment,
     *,
     read_manifest: Callable[[IndexEntry], Manifest],
-    facts_for: Callable[[Manifest], Environment],
-    strict: bool = False,
+    decide: Callable[[Manifest], Decision],
 ) -> Choice:
     """The best usable entry of one group for each architecture.
 
     Args:
         group: candidates of one group, not empty.
         read_manifest: brings an entry's verified manifest; raises `KcacheError`.
-        facts_for: the environment with everything that `kcache.match.requirements` names of a manifest.
+        decide: the decision by manifest (`Target.decide`); may raise `KcacheError`.
     """
     chosen: dict[str, tuple[IndexEntry, Manifest]] = {}
     refused = {c.entry.key.fingerprint: c.decision.differs for c in group if not c.decision.accepted and c.built_for_this_gpu}
@@ -124,7 +123,7 @@ def choose(
             if fingerprint not in passed:
                 try:
                     manifest = read_manifest(candidate.entry)
-                    decision = match_binary(manifest, facts_for(manifest), strict=strict)
+                    decision = decide(manifest)
                 except KcacheError as error:
                     failed[fingerprint] = error
                     continue

@@ -22,6 +22,7 @@ from kcache.errors import (
     UsageError,
 )
 from kcache.index import IndexEntry, index_entry, index_path
+from kcache.key import NVCC
 from kcache.kinds.provider import python_path
 from kcache.local_cache import Damage, InstalledEntry, LocalCache
 from kcache.manifest import Manifest
@@ -116,7 +117,7 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
         The variables that the server needs, and fingerprint -> why FlashInfer will not use an entry.
     """
     request, target = run.request, run.target
-    modules = [entry for entry in placed.values() if entry.manifest.kernels is None]
+    modules = [entry for entry in placed.values() if entry.manifest.key.layout == NVCC]
     offered = offer(run.cache, target, modules, into_package=request.into_package)
     refusals: dict[str, Sequence[str]] = {}
     for entry in modules:
@@ -134,10 +135,23 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
         titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in kernels}
         refusals |= {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
         run.errors |= done.failures
+    if programs := [entry for entry in placed.values() if entry.manifest.programs is not None]:
+        refusals |= _give_programs(run, programs)
     env = dict(target.exports)
     if offered.view is not None and len(offered.refusals) < sum(len(entry.manifest.key.modules) for entry in modules):
         env["PYTHONPATH"] = python_path(request.python_path, str(run.cache.site), str(offered.view))
     return env, refusals
+
+
+def _give_programs(run: _Run, programs: Sequence[InstalledEntry]) -> dict[str, Sequence[str]]:
+    """Gives the package b12x its programs; fingerprint -> why it will not use an entry's."""
+    from kcache.workflows.programs import place_programs
+
+    done = place_programs(run.cache, run.target, programs, timeout=min(run.request.lock_timeout, run.deadline.left()))
+    run.warnings += done.notes
+    run.actions |= {fp: "installed" for fp in done.new if run.actions[fp] == "in-place"}
+    titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in programs}
+    return {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
 
 
 def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> list[IndexEntry]:
@@ -176,7 +190,12 @@ def _choices(run: _Run, entries: Sequence[IndexEntry]) -> list[Choice]:
     environment = run.target.environment
     decided = candidates(asked, environment, strict=strict)
     return [
-        choose(group, environment, read_manifest=lambda e: _manifest(run, e), facts_for=run.target.facts_for, strict=strict)
+        choose(
+            group,
+            environment,
+            read_manifest=lambda e: _manifest(run, e),
+            decide=lambda manifest: run.target.decide(manifest, strict=strict),
+        )
         for group in grouped(decided).values()
     ]
 

@@ -16,7 +16,7 @@ from kcache.errors import ProbeError, UsageError
 from kcache.key import Environment, Fact, known, parse_environment
 from kcache.local_cache import LocalCache, SourceMemo
 from kcache.manifest import Manifest
-from kcache.match import requirements, sm_count_fact
+from kcache.match import Decision, match_binary, requirements, sm_count_fact
 from kcache.probe.host import Host, resolve
 from kcache.values import dataclass, replace
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kcache.gpu_products import GpuProduct
     from kcache.kinds.cute_dsl import Target as KernelTarget
     from kcache.probe.caches import CacheRoot
+    from kcache.workflows.b12x_host import B12xHost
 
 ENVIRONMENT_BYTES = 64 << 20
 
@@ -53,6 +54,7 @@ class Target:
         self._memo: SourceMemo | None = None
         self._libraries = dict(environment.libraries)
         self._compiler_facts: Mapping[str, Fact] = {}
+        self._b12x: B12xHost | None = None
         self.python = host.paths.interpreter.executable if host is not None else ""
 
     def remember_in(self, cache: LocalCache) -> None:
@@ -109,6 +111,26 @@ class Target:
         sources = {**resolved.sources, **{path: known(sha256) for path, sha256 in recalled.items()}}
         facts = {**self.environment.facts, **self._compiler()} if needed.compiler else self.environment.facts
         return replace(self.environment, facts=facts, libraries=self._libraries, sources=sources)
+
+    def decide(self, manifest: Manifest, *, strict: bool = False) -> Decision:
+        """Whether what a manifest says of its binaries fits this environment, each layout by its own rules.
+
+        Raises:
+            KcacheError: the manifest says something that is not known.
+        """
+        if manifest.programs is not None:
+            from kcache.workflows.b12x_host import decide
+
+            return decide(self.b12x(), manifest, strict=strict)
+        return match_binary(manifest, self.facts_for(manifest), strict=strict)
+
+    def b12x(self) -> B12xHost | None:
+        """The b12x that this environment's Python would import, asked when it is looked at; None for a saved environment."""
+        if self._b12x is None and self._host is not None:
+            from kcache.workflows.b12x_host import B12xHost
+
+            self._b12x = B12xHost(self._host, {**self._host.paths.process.environ, **self.exports})
+        return self._b12x
 
     def _compiler(self) -> Mapping[str, Fact]:
         """CuTe-DSL's compiler by content, found out once."""

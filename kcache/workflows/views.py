@@ -16,7 +16,7 @@ from kcache.fsops import Identity
 from kcache.kinds.provider import Acceptance, ProvidedEntry, acceptance, make_view, uses_providers
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.manifest import Artifact, module_artifact_path
-from kcache.match import arch_score, match_binary, match_key
+from kcache.match import arch_score, match_key
 from kcache.values import dataclass
 from kcache.workflows.target import Target
 
@@ -90,7 +90,7 @@ def _kept(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry]
         replaced = any((module, key.arch) in taken for module in key.modules)
         if replaced or not match_key(key, target.environment).accepted:
             continue
-        if match_binary(found.manifest, target.facts_for(found.manifest)).accepted:
+        if target.decide(found.manifest).accepted:
             kept.append(found)
     return kept
 

@@ -1,0 +1,143 @@
+"""The package b12x through the command line: built without a GPU, published, restored into other homes, found by b12x's own
+session in a fresh process with no compiler asked. Compiled and loaded, not launched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from container import Container
+
+from kcache.fsops import Identity
+
+SITE = tuple(Path(part) for part in os.environ.get("KCACHE_TEST_B12X", "").split(os.pathsep) if part)
+"""Directories that hold b12x 1.5.1 and Triton: ci/other-versions makes them."""
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not SITE, reason="KCACHE_TEST_B12X does not say where b12x and Triton are (ci/other-versions)"),
+]
+
+GPU = "rtx-pro-6000"
+KIND = "b12x-programs"
+MANIFEST = """
+format = "kcache.recipe/1"
+kinds = ["b12x-programs"]
+[model]
+name = "test/small"
+source = "made up"
+hidden_size = 256
+moe_intermediate_size = 256
+experts = 16
+top_k = 2
+activation = "silu"
+quantization = ["nvfp4"]
+[parallel]
+tp = [1]
+ep = [1]
+[tokens]
+capture = [1]
+maximum = 1
+[targets]
+gpus = ["rtx-pro-6000"]
+cuda = "13.0"
+flashinfer = ["0.7.4"]
+"""
+
+
+@pytest.fixture(scope="module")
+def store(build_cache: Path, build_store: Callable[[Path], Path]) -> Path:
+    """A local store with the entry of one small model."""
+    place = build_cache / "b12x-entries"
+    place.mkdir(exist_ok=True)
+    (place / "model.toml").write_text(MANIFEST)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SITE))}
+    words = ["build", "--manifest", str(place / "model.toml"), "--kinds", KIND, "--gpu", GPU, "-o", str(place / "out"), "--json"]
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "kcache", *words]
+        built = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=900)
+    assert built.returncode == 0, built.stderr
+    (entry,) = json.loads(built.stdout)["entries"]
+    assert (entry["kind"], entry["variant"]) == (KIND, "nvfp4-tp1-ep1")
+    return build_store(place / "out")
+
+
+def restore(container: Container, store: Path, *words: str) -> tuple[int, dict[str, object], str]:
+    done = container.kcache("restore", "--from", str(store), "--gpu", GPU, "--model", "small", "--json", *words)
+    assert done.out, done.err
+    kind = done.document["kinds"][KIND]
+    action = kind["entries"][0]["action"] if kind["entries"] else " ".join(kind["reasons"])
+    return done.code, done.document, action
+
+
+def test_in_another_home_they_are_found_and_again_nothing_is_done(tmp_path: Path, store: Path) -> None:
+    container = Container(home=tmp_path / "home", site=SITE)
+    code, report, action = restore(container, store)
+    assert (code, action, report["compiles_avoided"]) == (0, "installed", 3)
+    assert len(list((tmp_path / "home/.cache/b12x/compile").glob("*/*.o"))) == 2
+    before = {path: Identity.of(path) for path in (tmp_path / "home").rglob("*")}
+    assert restore(container, store)[2] == "in-place"
+    assert {path: Identity.of(path) for path in (tmp_path / "home").rglob("*")} == before
+    verified = container.kcache("verify", "--gpu", GPU, "--json")
+    assert verified.code == 0, verified.out + verified.err
+    programs = verified.document["programs"]
+    assert (programs["status"], programs["compiler_runs"], programs["prepared"]) == ("proven", 0, True)
+    assert [program["accepted"] for program in programs["programs"]] == [True, True, True]
+    # The proof can fail: without one program b12x would compile.
+    next((tmp_path / "home/.cache/b12x/compile").glob("*/*.o")).unlink()
+    failed = container.kcache("verify", "--gpu", GPU, "--json")
+    assert failed.code != 0
+    assert sorted(program["accepted"] for program in failed.document["programs"]["programs"]) == [False, True, True]
+    assert restore(container, store)[2] == "installed"
+    assert container.kcache("verify", "--gpu", GPU).code == 0
+
+
+def test_where_only_recorded_things_differ_they_are_renamed_and_lookup_says_what_enters_the_key(
+    tmp_path: Path, store: Path
+) -> None:
+    environ = {"CUDA_HOME": "/opt/else", "CC": "clang", "XDG_CACHE_HOME": str(tmp_path / "xdg")}
+    (tmp_path / "xdg").mkdir()
+    container = Container(home=tmp_path / "home", site=SITE, environ=environ)
+    told = container.kcache("lookup", "--from", str(store), "--gpu", GPU).out
+    assert "b12x names programs by: " in told
+    assert "env CUDA_HOME: built with unset, here /opt/else" in told
+    assert restore(container, store)[2] == "installed"
+    names = {path.name for path in (tmp_path / "xdg/b12x/compile").glob("*/*.o")}
+    built = {path.name for path in (tmp_path / "home/.cache/kcache/v1/entries").glob("*/programs/*.o")}
+    assert len(names) == len(built) == 2
+    assert not names & built
+    assert container.kcache("verify", "--gpu", GPU).code == 0
+    strict = Container(home=tmp_path / "strict", site=SITE, environ={"CUDA_HOME": "/opt/else"})
+    code, _, reasons = restore(strict, store, "--strict-match")
+    assert code == 10
+    assert "env CUDA_HOME" in reasons
+
+
+def test_one_changed_byte_of_the_package_is_refused_by_name(tmp_path: Path, store: Path) -> None:
+    package = next(part for part in SITE if (part / "b12x" / "_lib").is_dir())
+    shutil.copytree(package / "b12x", tmp_path / "site" / "b12x", ignore=shutil.ignore_patterns("__pycache__"))
+    changed = tmp_path / "site" / "b12x" / "moe" / "__init__.py"
+    changed.write_bytes(changed.read_bytes() + b"\n")
+    container = Container(home=tmp_path / "home", site=(tmp_path / "site", *SITE))
+    code, _, reasons = restore(container, store)
+    assert code == 10
+    assert "b12x.package: moe/__init__.py" in reasons
+    assert not (tmp_path / "home/.cache/b12x").exists()
+
+
+def test_another_gpu_or_a_switch_of_the_compiler_is_refused_by_name(tmp_path: Path, store: Path) -> None:
+    done = Container(home=tmp_path / "home", site=SITE).kcache("lookup", "--from", str(store), "--gpu", "rtx-5090")
+    assert "gpu.sm_count: wanted 188 (equal), found 170" in done.out
+    switched = Container(home=tmp_path / "switch", site=SITE, environ={"CUTE_DSL_LINEINFO": "1"})
+    code, _, reasons = restore(switched, store)
+    assert code == 10
+    assert "env CUTE_DSL_LINEINFO" in reasons
