@@ -102,9 +102,9 @@ class GpuProduct:
 
 
 def from_description(document: Mapping[str, Any]) -> GpuProduct:
-    """A GPU from what `GpuProduct.describe` wrote; a number that is missing or none raises `ManifestError`."""
+    """A GPU from what `GpuProduct.describe` wrote; a number that is missing, none, or no GPU's raises `ManifestError`."""
     try:
-        return GpuProduct(
+        found = GpuProduct(
             slug="described",
             name=str(document["name"]),
             capability=(int(document["major"]), int(document["minor"])),
@@ -113,8 +113,15 @@ def from_description(document: Mapping[str, Any]) -> GpuProduct:
             l2_bytes=int(document["l2_bytes"]),
             source="an entry's manifest",
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ManifestError("an entry's description of its GPU cannot be used", problems=(str(error),)) from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ManifestError("an entry's description of its GPU cannot be used", problems=(repr(error),)) from error
+    numbers = (found.sm_count, found.memory_bytes, found.l2_bytes)
+    if found.capability not in _SHARED or not all(0 < number < 1 << 62 for number in numbers):
+        raise ManifestError(
+            "an entry's description of its GPU cannot be used",
+            problems=(f"no GPU that this kcache knows has {found.capability} and {numbers}",),
+        )
+    return found
 
 
 def _product(  # noqa: PLR0917 -- a table reads as a table

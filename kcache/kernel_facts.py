@@ -99,9 +99,11 @@ def parse_kernel_facts(value: Any, path: str, reader: Reader) -> KernelFacts:
     if not isinstance(tvm_ffi, bool):
         reader.problems.append(f"{path}.tvm_ffi: not true or false")
     cases = document.get("cases")
-    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
-        reader.problems.append(f"{path}.cases: not a list of objects")
+    if not isinstance(cases, list) or not cases or not all(isinstance(case, dict) for case in cases):
+        reader.problems.append(f"{path}.cases: not a list of objects, or empty")
         cases = []
+    for number, case in enumerate(cases):
+        _check_case(case, f"{path}.cases[{number}]", reader)
     key_files = reader.texts(document.get("key_files"), f"{path}.key_files")
     for number, name in enumerate(key_files):
         reader.path(name, f"{path}.key_files[{number}]")
@@ -116,6 +118,16 @@ def parse_kernel_facts(value: Any, path: str, reader: Reader) -> KernelFacts:
         cases=tuple(cases),
         left_out=reader.texts(document.get("left_out"), f"{path}.left_out"),
     )
+
+
+def _check_case(case: Mapping[str, Any], path: str, reader: Reader) -> None:
+    """What every operation's cases have; the rest is between the operation's own file and FlashInfer."""
+    reader.text(case.get("id"), f"{path}.id")
+    if "operation" in case:
+        reader.text(case["operation"], f"{path}.operation")
+    tokens = case.get("tokens")
+    if not isinstance(tokens, list) or not tokens or not all(type(count) is int and count >= 0 for count in tokens):
+        reader.problems.append(f"{path}.tokens: not a list of counts, or empty")
 
 
 def parse_wheel(value: Any, path: str, reader: Reader) -> Wheel:

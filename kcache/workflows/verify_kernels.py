@@ -8,6 +8,7 @@ GPU described, so that it works on the GPU's host and on any other. FlashInfer l
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any
 from kcache.archs import arch_list_entry
 from kcache.errors import ProbeError
 from kcache.gpu_products import from_description
-from kcache.kinds.cute_kinds import operation_of
+from kcache.kinds.cute_kinds import CUTE_KINDS, operation_of
 from kcache.local_cache import InstalledEntry
 from kcache.manifest import Manifest
 from kcache.values import dataclass
-from kcache.workflows.cute_build import DryRun, DryRunAnswer, check_kernels
+from kcache.workflows.cute_build import OPERATIONS, DryRun, DryRunAnswer, check_kernels
 from kcache.workflows.target import Target
 from kcache.workflows.verify import trap_compilers
 
@@ -84,6 +85,8 @@ def prove_kernels(target: Target, environ: Mapping[str, str], entries: Sequence[
         kernels = entry.manifest.kernels
         assert kernels is not None
         release = entry.manifest.key.ingredients["cuda.release"]
+        if not re.fullmatch(r"[0-9]+\.[0-9]+", release):
+            raise ProbeError(f"{entry.manifest.key.title} cannot be proven", why=f"{release!r} is no CUDA release such as 13.0")
         group = json.dumps([_operation(entry.manifest), release, dict(kernels.gpu)], sort_keys=True)
         groups.setdefault(group, []).append(entry)
     proofs = [_prove(target, environ, group) for group in groups.values()]
@@ -99,8 +102,15 @@ def prove_kernels(target: Target, environ: Mapping[str, str], entries: Sequence[
 
 def _operation(manifest: Manifest) -> str:
     """Whose calls ask for an entry's kernels: its kind's, or, of kernels that were recorded, their names themselves."""
-    cases = manifest.kernels.cases if manifest.kernels else ()
-    return str(cases[0].get("operation", operation_of(manifest.key.kind))) if cases else operation_of(manifest.key.kind)
+    named = {str(case["operation"]) for case in (manifest.kernels.cases if manifest.kernels else ()) if "operation" in case}
+    operations = sorted(named) or [operation_of(manifest.key.kind)] if manifest.key.kind in CUTE_KINDS else sorted(named)
+    if len(operations) != 1 or operations[0] not in OPERATIONS:
+        raise ProbeError(
+            f"{manifest.key.title} cannot be proven",
+            why=f"this kcache does not know what asks for kernels of {', '.join(operations) or manifest.key.kind}",
+            remedy="Use the kcache version that built it, or a newer one.",
+        )
+    return operations[0]
 
 
 def _prove(target: Target, environ: Mapping[str, str], entries: Sequence[InstalledEntry]) -> KernelsProof:

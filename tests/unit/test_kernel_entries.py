@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 
-from kcache.errors import CollectError, ManifestError
+from kcache.errors import CollectError, KcacheError, ManifestError
 from kcache.gpu_products import from_description, product
 from kcache.kernel_facts import Wheel
 from kcache.key import ABSENT, CUTE_DSL, EntryKey, Environment, Fact, known, undetermined
 from kcache.kinds.cute_entry import BuiltKernel, KernelBuild, kernel_parts
+from kcache.local_cache import InstalledEntry
 from kcache.manifest import ArchiveFacts, ElfFacts, Manifest, parse_manifest
 from kcache.match import compiler_facts, match_binary, match_key, rank, requirements
 from kcache.probe.packages import Distribution
 from kcache.probe.wheels import compiler_wheels, portable_digest
+from kcache.workflows.entrypoint import why_unproven
 from kcache.workflows.resolve import Wanted, ambiguous_models
+from kcache.workflows.target import Target
+from kcache.workflows.verify_kernels import prove_kernels
 
 C, D, P, Q = (f"sha256:{letter * 64}" for letter in "cdef")
 SOURCES = {"cute_dsl/utils.py": "sha256:" + "1" * 64, "fused_moe/x.py": "sha256:" + "2" * 64}
@@ -250,6 +254,15 @@ def _with(value: Any, *path: str) -> Callable[[dict[str, Any]], None]:
         (_with(["../x.py"], "kernels", "key_files"), "kernels.key_files[0]: unsafe path"),
         (_with(["cute_dsl/utils.py"], "kernels", "key_files"), "kernels.key_files: not the files of `sources`"),
         (_with("yes", "kernels", "tvm_ffi"), "kernels.tvm_ffi"),
+        (_with([], "kernels", "cases"), "kernels.cases: not a list of objects, or empty"),
+        (_with([{"tokens": [1]}], "kernels", "cases"), "kernels.cases[0].id"),
+        (_with([{"id": 3, "tokens": [1]}], "kernels", "cases"), "kernels.cases[0].id"),
+        (_with([{"id": "x"}], "kernels", "cases"), "kernels.cases[0].tokens: not a list of counts"),
+        (_with([{"id": "x", "tokens": []}], "kernels", "cases"), "kernels.cases[0].tokens"),
+        (_with([{"id": "x", "tokens": ["1"]}], "kernels", "cases"), "kernels.cases[0].tokens"),
+        (_with([{"id": "x", "tokens": [-1]}], "kernels", "cases"), "kernels.cases[0].tokens"),
+        (_with([{"id": "x", "tokens": [True]}], "kernels", "cases"), "kernels.cases[0].tokens"),
+        (_with([{"id": "x", "tokens": [1], "operation": ["b12x"]}], "kernels", "cases"), "kernels.cases[0].operation"),
         (_with("x", "kernels", "wheels", "nvidia-cutlass-dsl", "content"), "content: not a digest"),
         (_with(D, "kernels", "wheels", "nvidia-cutlass-dsl", "content"), "kernels.wheels: their digest"),
         (_with("b12x_moe/other.o", "artifacts", "0", "path"), "artifacts: their names are not those in the key"),
@@ -269,6 +282,44 @@ def test_a_manifest_that_is_not_whole_or_contradicts_itself_is_refused(
     with pytest.raises(ManifestError) as raised:
         parse_manifest(json.dumps(document).encode())
     assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"cases": ({"id": "x", "tokens": [1], "operation": "nope"},)}, "does not know what asks for kernels of nope"),
+        ({"cases": ({"id": "x", "tokens": [1], "operation": "../../x"},)}, "does not know what asks for kernels of ../../x"),
+        ({"cuda": "13.x"}, "'13.x' is no CUDA release"),
+        ({"gpu": {"sm_count": 188}}, "description of its GPU cannot be used"),
+        ({"gpu": {**product("h200").describe(), "sm_count": "many"}}, "description of its GPU cannot be used"),
+        ({"gpu": {**product("h200").describe(), "major": 99}}, "description of its GPU cannot be used"),
+        ({"gpu": {**product("h200").describe(), "sm_count": -5}}, "description of its GPU cannot be used"),
+        ({"gpu": {**product("h200").describe(), "sm_count": float("inf")}}, "description of its GPU cannot be used"),
+    ],
+)
+def test_an_entry_that_cannot_be_proven_says_so_in_one_line(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
+    entry = InstalledEntry(manifest=manifest(build(**changes)), manifest_sha256=D, directory=tmp_path)
+    with pytest.raises(KcacheError) as raised:
+        prove_kernels(Target(host(), base=str(tmp_path)), {}, [entry])
+    assert told in str(raised.value)
+
+
+def test_a_kind_that_this_kcache_does_not_know_is_not_proven(tmp_path: Path) -> None:
+    unknown = replace(manifest(), key=replace(manifest().key, kind="what"))
+    with pytest.raises(KcacheError, match="does not know what asks for kernels of what"):
+        prove_kernels(
+            Target(host(), base=str(tmp_path)), {}, [InstalledEntry(manifest=unknown, manifest_sha256=D, directory=tmp_path)]
+        )
+
+
+def test_a_proof_that_failed_says_why() -> None:
+    kernels = [{"kernel": name, "accepted": name == "d", "reason": "it is missing"} for name in "abcd"]
+    modules = [{"module": "topk", "loaded": True, "ours": False, "error": ""}]
+    told = why_unproven(
+        {"compiler_runs": 2, "modules": modules, "kernels": {"errors": ["one at 3 tokens: no"], "kernels": kernels}}
+    )
+    assert "2 compiler runs: topk: not the restored library; one at 3 tokens: no; a: it is missing; and 2 more" in told
+    assert "0 compiler runs." in why_unproven({"compiler_runs": 0})
 
 
 @pytest.mark.parametrize(
