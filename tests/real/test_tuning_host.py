@@ -12,26 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tuning_children import CHILDREN, FLASHINFERS, GPU, environ_of, host_of, worked_out
 
 from kcache.errors import ProbeError
 from kcache.key import ABSENT, known
 from kcache.kinds.autotune import (
     DSL,
     FIELDS,
-    TuningHost,
     check_store_rule,
     environment_hash,
     meant,
     metadata_fields,
 )
-from kcache.probe.host import Host, probe_host
-from kcache.workflows.tuning_host import tuning_host
-
-FLASHINFERS = [path for path in os.environ.get("KCACHE_TEST_FLASHINFERS", "").split(os.pathsep) if path]
-
-CHILDREN = Path(__file__).parents[2] / "kcache" / "probe" / "children"
-
-GPU = "NVIDIA H200"
 
 ASK_THE_LIBRARY = """
 import json, sys
@@ -59,23 +51,10 @@ print(json.dumps(answer))
 """
 
 
-def environ_of(path: str, home: Path, extra: Mapping[str, str]) -> dict[str, str]:
-    environ = {name: value for name, value in os.environ.items() if name not in ("CUTE_DSL_ARCH", "LD_LIBRARY_PATH")}
-    return environ | {"PYTHONPATH": path, "HOME": str(home)} | dict(extra)
-
-
-def ask_the_library(environ: Mapping[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-c", ASK_THE_LIBRARY, str(CHILDREN), GPU]
+def ask_the_library(environ: Mapping[str, str], python: str = sys.executable) -> dict[str, Any]:
+    command = [python, "-c", ASK_THE_LIBRARY, str(CHILDREN), GPU]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ, timeout=600)
     return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def host_of(environ: Mapping[str, str]) -> Host:
-    return probe_host(python=sys.executable, described_archs=["9.0a"], environ=environ)
-
-
-def worked_out(environ: Mapping[str, str]) -> TuningHost:
-    return tuning_host(host_of(environ), gpu=known(GPU))
 
 
 def compiled(directory: Path, soname: str, function: str, body: str) -> None:
@@ -113,6 +92,17 @@ def test_the_environment_is_what_the_library_writes(path: str, tmp_path: Path) -
         assert said["env_dir"] == f"{tmp_path}/.cache/flashinfer/autotune/v2/{said['env_hash']}"
     else:
         assert DSL not in said["metadata"]
+
+
+PYTHONS = [path for path in os.environ.get("KCACHE_TEST_PYTHONS", "").split(os.pathsep) if path]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("python", PYTHONS, ids=lambda path: Path(path).parents[1].name)
+def test_the_environment_is_what_the_library_writes_in_another_python(python: str, tmp_path: Path) -> None:
+    """With a CUDA build of torch, cuBLAS and cuDNN come from its wheels, and torch says which cuDNN."""
+    environ = environ_of("", tmp_path, {})
+    assert worked_out(environ, python).written() == ask_the_library(environ, python)["metadata"]
 
 
 @pytest.mark.real

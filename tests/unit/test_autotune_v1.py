@@ -270,6 +270,7 @@ def test_the_digest_of_a_group_is_of_the_results_and_not_of_the_place(tmp_path: 
     install(one, a_file([16, 32]), timeout=5)
     install(other, a_file([16, 32], a_host(**{DSL: "uv"})), timeout=5)
     assert content_digest(one) == content_digest(other) == a_file([16, 32]).content
+    assert a_file([16, 32], tactic=4).content != a_file([16, 32]).content
     install(other, a_file([64], a_host(**{DSL: "uv"})), timeout=5)
     assert content_digest(other) != content_digest(one)
     one.write_bytes(b"torn")
