@@ -8,6 +8,7 @@ or network namespaces are not kept out, and the caller builds in a directory of 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -68,7 +69,7 @@ def _take_name(lock: Path, stop: Stop) -> socket.socket | None:
             found.bind(f"\0kcache-warmup-{key}")
         except OSError as error:
             found.close()
-            if error.errno != 98:  # EADDRINUSE: somebody holds it
+            if error.errno != errno.EADDRINUSE:
                 return None
             if stop.come:
                 raise LateError(f"another process of this node held {lock} until the deadline") from error
