@@ -18,6 +18,7 @@ from typing import Any
 from kcache import digest
 from kcache.errors import InstallError, IntegrityError, KcacheError, ProbeError, TrustError
 from kcache.fsops import Identity
+from kcache.fsops.failures import reason
 from kcache.kinds.b12x_compile import Program, accepted, for_target, install, verify_program
 from kcache.kinds.b12x_entry import host_part
 from kcache.kinds.b12x_key import expected_payload, key_of
@@ -36,12 +37,14 @@ ROOM = "programs"
 class Programs:
     """What became of the programs of some entries.
 
-    refusals: fingerprint -> why b12x will not use them.
+    refusals: fingerprint -> why b12x will not use them: a miss.
+    failures: fingerprint -> what kept them from being placed: an error.
     new:      fingerprints of entries whose programs were not all in place.
     notes:    what a person should know, such as programs that are left to warmup.
     """
 
     refusals: Mapping[str, str]
+    failures: Mapping[str, KcacheError]
     new: frozenset[str]
     notes: tuple[str, ...]
 
@@ -54,6 +57,7 @@ def place_programs(cache: LocalCache, target: Target, installed: Sequence[Instal
     """
     host = target.b12x()
     refusals: dict[str, str] = {}
+    failures: dict[str, KcacheError] = {}
     new: set[str] = set()
     notes: list[str] = []
     for entry in installed:
@@ -62,16 +66,22 @@ def place_programs(cache: LocalCache, target: Target, installed: Sequence[Instal
             if host is None:
                 raise ProbeError("there is no b12x to place programs for", remedy="Restore on the host that will use them.")
             changed, told = _place(cache, host, entry, timeout)
-        except KcacheError as error:
+        except ProbeError as error:
             refusals[fingerprint] = str(error)
+            continue
+        except KcacheError as error:
+            failures[fingerprint] = error
+            continue
+        except OSError as error:
+            failures[fingerprint] = InstallError("programs of b12x cannot be placed", why=f"{error.filename}: {reason(error)}")
             continue
         notes += told
         if changed:
             new.add(fingerprint)
-    taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in refusals]
+    taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in {*refusals, *failures}]
     if taken or cache.read(ROOM, target.id):
         _remember(cache, target.id, {"entries": sorted(taken)})
-    return Programs(refusals=refusals, new=frozenset(new), notes=tuple(dict.fromkeys(notes)))
+    return Programs(refusals=refusals, failures=failures, new=frozenset(new), notes=tuple(dict.fromkeys(notes)))
 
 
 def _place(cache: LocalCache, host: B12xHost, entry: InstalledEntry, timeout: float) -> tuple[bool, list[str]]:

@@ -149,6 +149,7 @@ def _give_programs(run: _Run, programs: Sequence[InstalledEntry]) -> dict[str, S
 
     done = place_programs(run.cache, run.target, programs, timeout=min(run.request.lock_timeout, run.deadline.left()))
     run.warnings += done.notes
+    run.errors |= done.failures
     run.actions |= {fp: "installed" for fp in done.new if run.actions[fp] == "in-place"}
     titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in programs}
     return {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}

@@ -308,3 +308,24 @@ def test_a_program_of_another_host_than_its_entry_says_is_not_placed(tmp_path: P
         )
     assert not list((tmp_path / "home").rglob("*.o"))
     assert FINGERPRINT in facts.payload
+
+
+def test_what_is_in_the_way_is_an_error_of_that_entry_alone(tmp_path: Path) -> None:
+    class _Target:
+        id = "0" * 16
+
+        def b12x(self) -> B12xHost:
+            return _Host(target(environ={"HOME": str(tmp_path / "home")}))
+
+    cache, entry = LocalCache(tmp_path / "kcache"), installed(tmp_path / "entry")
+    cache.prepare()
+    (tmp_path / "home/.cache").mkdir(parents=True)
+    (tmp_path / "home/.cache/b12x").write_text("in the way")
+    done = placing.place_programs(cache, _Target(), [entry], timeout=1.0)  # type: ignore[arg-type]
+    assert set(done.failures) == {entry.manifest.fingerprint}
+    assert not done.refusals
+    (tmp_path / "home/.cache/b12x").unlink()
+    done = placing.place_programs(cache, _Target(), [entry], timeout=1.0)  # type: ignore[arg-type]
+    assert not done.failures
+    assert set(done.new) == {entry.manifest.fingerprint}
+    assert cache.read("programs", "0" * 16) == {"entries": [entry.manifest.fingerprint]}
