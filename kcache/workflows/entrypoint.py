@@ -104,9 +104,10 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
 def why_unproven(proof: Mapping[str, Any]) -> str:
     """One line about a proof that failed; `kcache verify` has all of it."""
     lines = [f"{one['module']}: {one['error'] or 'not the restored library'}" for one in proof.get("modules", []) if _unused(one)]
-    kernels = proof.get("kernels") or {}
-    lines += [str(line) for line in kernels.get("errors", [])]
-    lines += [f"{one['kernel']}: {one['reason']}" for one in kernels.get("kernels", []) if not one["accepted"]]
+    for name, each in (("kernels", "kernel"), ("programs", "program")):
+        part = proof.get(name) or {}
+        lines += [str(line).rstrip(".") for line in part.get("errors", [])]
+        lines += [f"{one[each]}: {one['reason']}" for one in part.get(name, []) if not one["accepted"]]
     why = "; ".join(lines[:3]) + (f"; and {len(lines) - 3} more" if len(lines) > 3 else "")
     runs = f"{proof['compiler_runs']} compiler runs"
     return f"restored, and not proven: {': '.join(text for text in (runs, why) if text)}. `kcache verify` says all."

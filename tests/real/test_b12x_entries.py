@@ -101,6 +101,18 @@ def test_in_another_home_they_are_found_and_again_nothing_is_done(tmp_path: Path
     assert container.kcache("verify", "--gpu", GPU).code == 0
 
 
+def test_what_keeps_programs_from_being_placed_is_an_error_not_a_miss(tmp_path: Path, store: Path) -> None:
+    container = Container(home=tmp_path / "home", site=SITE)
+    place = tmp_path / "home/.cache/b12x"
+    place.mkdir(parents=True)
+    (place / "compile").write_text("no directory")
+    done = container.kcache("restore", "--from", str(store), "--gpu", GPU, "--model", "small", "--json")
+    assert (done.document["status"], done.document["compiles_avoided"]) == ("error", 0), done.err
+    assert done.code in (1, 12)
+    assert "Traceback" not in done.err
+    assert str(place / "compile") in done.err
+
+
 def test_where_only_recorded_things_differ_they_are_renamed_and_lookup_says_what_enters_the_key(
     tmp_path: Path, store: Path
 ) -> None:

@@ -319,6 +319,8 @@ def test_a_proof_that_failed_says_why() -> None:
         {"compiler_runs": 2, "modules": modules, "kernels": {"errors": ["one at 3 tokens: no"], "kernels": kernels}}
     )
     assert "2 compiler runs: topk: not the restored library; one at 3 tokens: no; a: it is missing; and 2 more" in told
+    programs = {"errors": [], "programs": [{"program": "p", "accepted": False, "reason": "it is not there"}]}
+    assert "0 compiler runs: p: it is not there." in why_unproven({"compiler_runs": 0, "programs": programs})
     assert "0 compiler runs." in why_unproven({"compiler_runs": 0})
 
 
