@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,3 +57,18 @@ def environment(cuda_home: Path) -> dict[str, str]:
     """Variables of a host with a compiler and a GPU that is only described."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHINFER_", "KCACHE_", "MAX_JOBS"))}
     return {**kept, "CUDA_HOME": str(cuda_home), "FLASHINFER_CUDA_ARCH_LIST": "9.0a", "MAX_JOBS": "2"}
+
+
+def running_below(folder: Path) -> list[str]:
+    """Processes whose command names something in a folder, once they had some seconds to end. (`ps` cuts long lines.)"""
+    found: list[str] = []
+    for _ in range(150):
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found += [line] if str(folder) in line else []
+        if not found:
+            break
+        time.sleep(0.2)
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from container import REPOSITORY, Container
-from warmup_processes import WARM, Node, environment
+from warmup_processes import WARM, Node, environment, running_below
 
 from kcache.warmup import warmup
 
@@ -133,19 +133,7 @@ def test_the_deadline_ends_it_and_keeps_finished_modules(node: Node) -> None:
     document = process.document(60)
     assert [module["status"] for module in document["modules"]] == ["present", "late"]
     assert document["status"] == "partial"
-    assert not running(node)
-
-
-def running(node: Node) -> list[str]:
-    """Processes that still work in the node's workspace; a moment is given to end."""
-    found: list[str] = []
-    for _ in range(100):
-        done = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True)
-        found = [line for line in done.stdout.splitlines() if str(node.workspace) in line]
-        if not found:
-            break
-        time.sleep(0.2)
-    return found
+    assert not running_below(node.workspace)
 
 
 def test_the_heartbeat_says_what_is_in_work(node: Node) -> None:
@@ -169,7 +157,7 @@ def test_what_a_killed_process_left_is_finished_by_the_next(node: Node) -> None:
         time.sleep(0.05)
     process.kill()
     assert process.wait(30) == -9
-    assert not running(node), "its compilers go on"
+    assert not running_below(node.workspace), "its compilers go on"
     assert node.start(WARM, "cascade").document()["modules"][0]["status"] == "built"
 
 

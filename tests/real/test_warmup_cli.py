@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from container import REPOSITORY, Container
+from warmup_processes import running_below
 
 pytestmark = pytest.mark.real
 
@@ -69,17 +70,6 @@ def start(container: Container, *words: str, pause: float = 0.0) -> subprocess.P
     return subprocess.Popen(command, env=variables, cwd=container.home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def left_running(container: Container) -> list[str]:
-    found: list[str] = []
-    for _ in range(150):
-        told = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-        found = [line for line in told.splitlines() if str(container.home) in line]
-        if not found:
-            break
-        time.sleep(0.2)
-    return found
-
-
 def test_what_a_kill_left_is_finished_by_the_next(container: Container) -> None:
     process = start(container, pause=600)
     until = time.monotonic() + 200
@@ -88,7 +78,7 @@ def test_what_a_kill_left_is_finished_by_the_next(container: Container) -> None:
         time.sleep(0.1)
     process.kill()
     process.communicate(timeout=30)
-    assert not left_running(container)
+    assert not running_below(container.home)
     assert status(warm(container)) == "built"
 
 
@@ -97,7 +87,7 @@ def test_the_deadline_ends_it(container: Container) -> None:
     out, err = process.communicate(timeout=200)
     assert process.returncode == 1, err
     assert status(json.loads(out)) == "late"
-    assert not left_running(container)
+    assert not running_below(container.home)
 
 
 def broken(tmp_path: Path) -> str:
