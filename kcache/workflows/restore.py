@@ -139,6 +139,9 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
         refusals |= _give_programs(run, programs)
     env = dict(target.exports)
     if offered.view is not None and len(offered.refusals) < sum(len(entry.manifest.key.modules) for entry in modules):
+        if not target.is_here:
+            run.warnings.append("restored for the environment that --env names: a server of this host is not pointed at it")
+            return env, refusals
         env["PYTHONPATH"] = python_path(request.python_path, str(run.cache.site), str(offered.view))
     return env, refusals
 

@@ -57,6 +57,11 @@ class Target:
         self._b12x: B12xHost | None = None
         self.python = host.paths.interpreter.executable if host is not None else ""
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the host that kcache runs on, and not one that was saved elsewhere."""
+        return self._host is not None
+
     def remember_in(self, cache: LocalCache) -> None:
         """Uses the cache's memo of source digests from now on."""
         if self._host is not None and self._host.paths.flashinfer is not None:

@@ -161,6 +161,21 @@ def test_b24_a_host_with_an_older_libc_is_refused_and_the_version_named(
     assert not container.libraries
 
 
+def test_what_was_restored_for_another_environment_is_not_given_to_a_server_of_this_host(
+    container: Container, cascade_store: Path, tmp_path: Path
+) -> None:
+    """FlashInfer does not check what it finds behind PYTHONPATH: only what was matched with this very host may lie there."""
+    saved = tmp_path / "env.json"
+    assert container.kcache("env", "--arch", "9.0a", "--save", str(saved)).code == 0
+    done = container.kcache("restore", "--from", str(cascade_store), "--env", str(saved), "--json")
+    assert (done.code, done.document["status"]) == (0, "hit")
+    assert "PYTHONPATH" not in done.document["env"]
+    assert any("--env" in line for line in done.document["warnings"])
+    here = container.restore(cascade_store)  # in the cache already: only the view is made
+    assert (here.code, here.document["bytes_downloaded"] < 100_000) == (0, True)
+    assert "PYTHONPATH" in here.document["env"]
+
+
 def test_b25_a_library_truncated_later_is_set_aside_and_restored(container: Container, cascade_store: Path) -> None:
     assert container.restore(cascade_store).code == 0
     (library,) = container.libraries
