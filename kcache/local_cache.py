@@ -73,7 +73,7 @@ class LocalCache:
             TrustError: with the directory and the remedy.
         """
         for directory in (self.root, self.base, self.base / "entries", self.site, self.base / "current"):
-            if directory.is_symlink() or directory.exists():
+            if os.path.lexists(directory):
                 fsops.check_root(directory)
 
     def prepare(self) -> None:
@@ -90,7 +90,7 @@ class LocalCache:
         """The fingerprints of entries that have a receipt."""
         with suppress(OSError):
             for directory in sorted((self.base / "entries").iterdir()):
-                if (directory / "receipt.json").exists():
+                if os.path.exists(directory / "receipt.json"):  # False, not an error, where it may not be looked at  # noqa: PTH110
                     yield f"sha256:{directory.name}"
 
     def find(self, fingerprint: str) -> InstalledEntry | Damage | None:
@@ -180,7 +180,7 @@ class LocalCache:
         there."""
         directory = self.entry_directory(manifest.fingerprint)
         for place in [directory, *sorted({(directory / artifact.path).parent for artifact in manifest.artifacts})]:
-            if place.is_dir():
+            if os.path.isdir(place):  # noqa: PTH112
                 fsops.sweep(place, idle=0)
 
     def remove_if_empty(self, manifest: Manifest) -> None:
@@ -192,9 +192,10 @@ class LocalCache:
 
     def set_aside(self, fingerprint: str, damage: Damage) -> None:
         """Takes a damaged entry out of use: its receipt goes first, then the damaged file gets a name that nothing loads."""
-        with suppress(FileNotFoundError):
-            (self.entry_directory(fingerprint) / "receipt.json").unlink()
-        if damage.path.is_symlink() or damage.path.exists():
+        receipt = self.entry_directory(fingerprint) / "receipt.json"
+        with fsops.translated(receipt, "remove"), suppress(FileNotFoundError):
+            receipt.unlink()
+        if os.path.lexists(damage.path):
             fsops.set_aside(damage.path)
 
     def write_view(self, view: View) -> Path:

@@ -13,6 +13,7 @@ Not here: what the files mean, and where they go.
 """
 
 from kcache.fsops.checks import Identity, check_regular, check_root
+from kcache.fsops.failures import translated
 from kcache.fsops.flushing import Flusher
 from kcache.fsops.locking import locked
 from kcache.fsops.reading import digest_or_none, read_small
@@ -53,6 +54,7 @@ __all__ = [
     "stage",
     "sweep",
     "sync_directory",
+    "translated",
     "write_bytes",
     "write_link",
     "write_stream",

@@ -188,6 +188,25 @@ def test_b25_a_library_truncated_later_is_set_aside_and_restored(container: Cont
     assert library.read_bytes() == whole
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to give up reading everything")
+@pytest.mark.parametrize("below", ["v1", "v1/entries", "v1/entries/*", "v1/entries/*/cascade"])
+def test_a_part_of_the_cache_that_may_not_be_looked_at_is_said_in_one_line(
+    tmp_path: Path, cascade_store: Path, below: str
+) -> None:
+    setpriv = (str(shutil.which("setpriv")), "--bounding-set", "-dac_override,-dac_read_search")
+    container = Container(home=tmp_path / "home", prefix=setpriv)
+    assert container.restore(cascade_store).code == 0
+    (directory,) = (tmp_path / "home" / ".cache" / "kcache").glob(below)
+    directory.chmod(0)
+    try:
+        done = container.restore(cascade_store)
+    finally:
+        directory.chmod(0o755)
+    assert (done.code, done.document["status"]) == (1, "error")
+    assert "Permission denied" in done.err
+    assert "Traceback" not in done.err
+
+
 def test_b25_a_truncated_library_that_cannot_be_restored_is_not_left_to_be_loaded(
     container: Container, cascade_store: Path, tmp_path: Path
 ) -> None:
