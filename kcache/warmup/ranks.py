@@ -49,6 +49,7 @@ class Ranks:
         self._seen: dict[int, tuple[dict[str, Any], float]] = {}
         self._verdict: dict[str, Any] | None = None
         self._proposed: str | None = None
+        self._lost = False  # whether the store answered last time
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pulse, name="kcache-warmup-pulse", daemon=True)
 
@@ -79,6 +80,8 @@ class Ranks:
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)  # its last words; a store that hangs keeps nobody
 
     def lead(self, place: str, stop: Stop) -> dict[str, str]:
         """Waits while another rank builds at this place; returns once it is this rank's turn.
@@ -137,8 +140,10 @@ class Ranks:
         if self._verdict is not None:
             self._set(state=_TOLD)
             with self._changed:  # the rank that keeps the store may end after this: the others must have read it
-                while time.monotonic() < until and any(
-                    state["state"] == DONE and time.monotonic() - at < self._stall for state, at in self._seen.values()
+                while (
+                    not self._lost
+                    and time.monotonic() < until
+                    and any(state["state"] == DONE and time.monotonic() - at < self._stall for state, at in self._seen.values())
                 ):
                     self._changed.wait(0.1)
 
@@ -193,9 +198,9 @@ class Ranks:
             last = self._ended.is_set()
             try:
                 self._exchange()
-                failures = 0
+                self._lost, failures = False, 0
             except Exception as error:  # the store is gone, with the rank that kept it  # noqa: BLE001
-                failures += 1
+                self._lost, failures = True, failures + 1
                 if failures == 1:
                     logger.warning("the store of torch.distributed does not answer: %s", error)
                 if failures > 20:

@@ -137,14 +137,20 @@ def _prove(target: Target, environ: Mapping[str, str], entries: Sequence[Install
         )
         answer = check_kernels(run)
         trapped = len(log.read_text().splitlines()) if log.exists() else 0
-    return _proof(answer, sum(len(case["tokens"]) for case in cases), trapped)
+    return proof_of(answer, manifests, sum(len(case["tokens"]) for case in cases), trapped)
 
 
-def _proof(answer: DryRunAnswer, calls: int, trapped: int) -> KernelsProof:
+def proof_of(answer: DryRunAnswer, manifests: Sequence[Manifest], calls: int, trapped: int) -> KernelsProof:
+    """What an answer proves of entries: every kernel of theirs has to be asked for, and every one asked for to be taken."""
+    asked = [
+        KernelProof(kernel=kernel.name, accepted=kernel.status == "accepted", reason=kernel.reason) for kernel in answer.kernels
+    ]
+    files = {artifact.path.rpartition("/")[2].removesuffix(".o") for one in manifests for artifact in one.artifacts}
+    unasked = sorted(files - {kernel.kernel for kernel in answer.kernels})
     return KernelsProof(
-        kernels=tuple(
-            KernelProof(kernel=kernel.name, accepted=kernel.status == "accepted", reason=kernel.reason)
-            for kernel in answer.kernels
+        kernels=(
+            *asked,
+            *(KernelProof(kernel=name, accepted=False, reason="no call of its entry asks for it") for name in unasked),
         ),
         calls=calls,
         compiler_runs=answer.compiles + trapped,

@@ -23,10 +23,11 @@ from kcache.manifest import ArchiveFacts, ElfFacts, Manifest, parse_manifest
 from kcache.match import compiler_facts, match_binary, match_key, rank, requirements
 from kcache.probe.packages import Distribution
 from kcache.probe.wheels import compiler_wheels, portable_digest
+from kcache.workflows.cute_build import DryRunAnswer, Kernel
 from kcache.workflows.entrypoint import why_unproven
 from kcache.workflows.resolve import Wanted, ambiguous_models
 from kcache.workflows.target import Target
-from kcache.workflows.verify_kernels import prove_kernels
+from kcache.workflows.verify_kernels import proof_of, prove_kernels
 
 C, D, P, Q = (f"sha256:{letter * 64}" for letter in "cdef")
 SOURCES = {"cute_dsl/utils.py": "sha256:" + "1" * 64, "fused_moe/x.py": "sha256:" + "2" * 64}
@@ -435,3 +436,24 @@ def test_the_compiler_is_every_cutlass_package_and_the_first_of_two_counts(tmp_p
     }
     assert wheels["nvidia-cutlass-dsl"].content.startswith("sha256:")
     assert wheels["nvidia-cutlass-dsl-libs-cu13"].content == ""
+
+
+def test_a_kernel_that_no_call_asks_for_is_not_proven() -> None:
+    def answer(*names: str) -> DryRunAnswer:
+        kernels = tuple(
+            Kernel(name=f"b12x_moe_sm120a_cute_dsl/{name}", kernel=name, module="b12x_moe_sm120a_cute_dsl", path="", cases={},
+                   fallback=False, status="accepted")
+            for name in names
+        )  # fmt: skip
+        return DryRunAnswer(
+            flashinfer="0.7.4", package="", cache_tag="", soabi="", stack={}, jit_dir="", meta={}, sources={}, key_files=(),
+            kernels=kernels, left_out=(), errors=(), compiles=0,
+        )  # fmt: skip
+
+    assert proof_of(answer("micro_m1", "static"), [manifest()], 2, 0).proven
+    half = proof_of(answer("micro_m1"), [manifest()], 1, 0)
+    assert not half.proven
+    assert [(one.kernel, one.reason) for one in half.kernels if not one.accepted] == [
+        ("static", "no call of its entry asks for it")
+    ]
+    assert not proof_of(answer("micro_m1", "static"), [manifest()], 2, 1).proven
