@@ -16,7 +16,7 @@ from kcache.fsops.checks import Identity, check_regular, check_root
 from kcache.fsops.failures import translated
 from kcache.fsops.flushing import Flusher
 from kcache.fsops.locking import locked
-from kcache.fsops.reading import digest_or_none, read_small
+from kcache.fsops.reading import digest_or_none, read_checked, read_small
 from kcache.fsops.space import free_bytes, require_space
 from kcache.fsops.writing import (
     DAMAGED_PREFIX,
@@ -48,6 +48,7 @@ __all__ = [
     "free_bytes",
     "locked",
     "make_directory",
+    "read_checked",
     "read_small",
     "require_space",
     "set_aside",

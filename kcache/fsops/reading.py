@@ -1,16 +1,20 @@
-"""Reading what others may have put somewhere: never waits, never fails, never takes more memory than it was allowed.
+"""Reading what others may have put somewhere: never waits, never takes more memory than it was allowed.
 
 A named pipe would be waited for, /dev/zero never ends, a directory or a file of somebody else raises. For what kcache only
-compares with what it expects, all of that is the same: it is not that.
+compares with what it expects, all of that is the same: it is not that (`read_small`, `digest_or_none`). What it goes on to use
+has to be said why it cannot be used (`read_checked`).
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 from typing import BinaryIO
 
 from kcache import digest
+from kcache.errors import IntegrityError
+from kcache.fsops.checks import check_regular
 
 
 def read_small(path: str | os.PathLike[str], limit: int) -> bytes | None:
@@ -31,6 +35,20 @@ def digest_or_none(path: str | os.PathLike[str]) -> str | None:
             return digest.of_stream(stream)[0]
     except OSError:
         return None
+
+
+def read_checked(path: Path, limit: int) -> bytes:
+    """The bytes of a file that only we could have written, of at most `limit` bytes.
+
+    Raises:
+        TrustError: see `check_regular`. IntegrityError: it is larger, or cannot be read.
+    """
+    if check_regular(path).size > limit:
+        raise IntegrityError(f"{path.name} is too large", why=f"at most {limit} bytes are read")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise IntegrityError(f"{path.name} cannot be read", why=error.strerror or str(error)) from error
 
 
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:

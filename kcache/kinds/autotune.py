@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kcache.documents import Reader
-from kcache.errors import KcacheError, ProbeError
+from kcache.errors import IntegrityError, KcacheError, ProbeError
 from kcache.kernel_facts import Wheel, parse_wheel
 from kcache.key import ABSENT, Fact, known, parse_fact, undetermined
 from kcache.kinds.library_text import digest_of_parts, function_text, read_source
@@ -293,3 +293,20 @@ def operation_of(key: str) -> tuple[str, str]:
     """(operation, runner class) of a key, `str((custom_op, runner_class_name, shapes, extras))`; empty texts if it is none."""
     found = re.match(r"\('((?:[^'\\]|\\.)*)', '([A-Za-z_][A-Za-z0-9_]*)', \(", key)
     return (found[1], found[2]) if found else ("", "")
+
+
+def json_object(data: bytes, limit: int) -> dict[str, Any]:
+    """The JSON object in a file of tuning results, of at most `limit` bytes.
+
+    Raises:
+        IntegrityError: larger, torn, or something else.
+    """
+    if len(data) > limit:
+        raise IntegrityError("it is too large", why=f"at most {limit} bytes are read")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError("it is no JSON, or only a part of it", why=str(error)) from error
+    if not isinstance(document, dict):
+        raise IntegrityError("it is no JSON object")
+    return document

@@ -33,6 +33,7 @@ from kcache.kinds.autotune import (
     TuningHost,
     check_fields,
     check_stack,
+    json_object,
     meant,
     operation_of,
     why,
@@ -145,14 +146,7 @@ def parse_file(data: bytes) -> TuningFile:
     Raises:
         IntegrityError: torn, foreign, or without `_metadata`: nothing says for which environment its results are.
     """
-    if len(data) > MAX_FILE:
-        raise IntegrityError("it is too large", why=f"at most {MAX_FILE} bytes are read")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError("it is no JSON, or only a part of it", why=str(error)) from error
-    if not isinstance(document, dict):
-        raise IntegrityError("it is no JSON object")
+    document = json_object(data, MAX_FILE)
     metadata = document.pop(METADATA, None)
     if not isinstance(metadata, dict):
         raise IntegrityError("it does not say what it was tuned in", why=f"it has no {METADATA}")
@@ -232,7 +226,7 @@ def collect_files(root: Path, here: TuningHost, *, depth: int = 4) -> tuple[tupl
                     unfinished = name.endswith(".tmp") or name.startswith((fsops.TEMPORARY_PREFIX, fsops.DAMAGED_PREFIX))
                     raise IntegrityError("a writer did not finish it" if unfinished else "not a name of such a file")
                 fsops.check_root(Path(where))
-                file = parse_file(_read(Path(where) / name))
+                file = parse_file(fsops.read_checked(Path(where) / name, MAX_FILE))
                 refuse_foreign(file, here)
             except KcacheError as error:
                 left_out.append(LeftOut(path=path, why=why(error)))
@@ -359,7 +353,7 @@ def _step(path: Path, file: TuningFile) -> tuple[Placed, bool]:
         done = Placed(how=WRITTEN, added=tuple(file.results))
         return (done, False) if _write(path, file, before) else (Placed(how=KEPT), False)
     try:
-        there = parse_file(_read(path))
+        there = parse_file(fsops.read_checked(path, MAX_FILE))
         for name, text in file.metadata.items():
             if (found := there.metadata.get(name)) in INDETERMINATE and found != text:
                 raise IntegrityError("FlashInfer would replace it", why=f"its {name} could not be found out when it was tuned")
@@ -395,18 +389,9 @@ def _write(path: Path, file: TuningFile, before: Identity | None) -> bool:
     return True
 
 
-def _read(path: Path) -> bytes:
-    if fsops.check_regular(path).size > MAX_FILE:
-        raise IntegrityError(f"{path.name} is too large", why=f"at most {MAX_FILE} bytes are read")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IntegrityError(f"{path.name} cannot be read", why=error.strerror or str(error)) from error
-
-
 def content_digest(path: Path) -> str:
     """Of the results in a file; empty where there is none that FlashInfer would load. Ranks of a group compare it."""
     try:
-        return parse_file(_read(path)).content
+        return parse_file(fsops.read_checked(path, MAX_FILE)).content
     except KcacheError:
         return ""

@@ -33,6 +33,7 @@ from kcache.kinds.autotune import (
     check_fields,
     check_stack,
     environment_hash,
+    json_object,
     operation_of,
     why,
 )
@@ -115,7 +116,7 @@ def parse_store_environment(data: bytes, env_hash: str) -> dict[str, str]:
     Raises:
         IntegrityError: it is none, or not the one that its directory is named for.
     """
-    document = _object(data)
+    document = json_object(data, MAX_FILE)
     if not all(isinstance(value, str) for value in document.values()) or document.get("cache_schema") != SCHEMA:
         raise IntegrityError("it is no environment of a managed store", why="a field is no text, or the schema is another")
     if (found := environment_hash(document)) != env_hash:
@@ -129,7 +130,7 @@ def verify_entry(name: str, data: bytes) -> Entry:
     Raises:
         IntegrityError: FlashInfer would not take it under this name.
     """
-    document = _object(data)
+    document = json_object(data, MAX_FILE)
     key, runner = document.get("key"), document.get("runner")
     if not isinstance(key, str) or not isinstance(runner, str) or not runner or "tactic" not in document:
         raise IntegrityError("it is no tuning result", why="key, runner or tactic is missing")
@@ -147,18 +148,6 @@ def verify_entry(name: str, data: bytes) -> Entry:
         policy=tuple(policy) if isinstance(policy, list) else None,
         data=data,
     )
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    if len(data) > MAX_FILE:
-        raise IntegrityError("it is too large", why=f"at most {MAX_FILE} bytes are read")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise IntegrityError("it is no JSON, or only a part of it", why=str(error)) from error
-    if not isinstance(document, dict):
-        raise IntegrityError("it is no JSON object")
-    return document
 
 
 def _key_text(fields: Any) -> str:
@@ -273,12 +262,7 @@ def _read_entries(directory: Path, store: str) -> tuple[tuple[Entry, ...], list[
 def _read(path: Path) -> bytes:
     if not os.path.lexists(path):
         raise IntegrityError(f"{path.name} is missing")
-    if fsops.check_regular(path).size > MAX_FILE:
-        raise IntegrityError(f"{path.name} is too large", why=f"at most {MAX_FILE} bytes are read")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IntegrityError(f"{path.name} cannot be read", why=error.strerror or str(error)) from error
+    return fsops.read_checked(path, MAX_FILE)
 
 
 def match_store(store: TuningStore, built: TuningHost, host: TuningHost, *, strict: bool = False) -> Decision:

@@ -201,19 +201,10 @@ def collect_selections(directory: Path) -> tuple[tuple[Selections, ...], tuple[L
         try:
             if not name.endswith(".json"):
                 raise IntegrityError("not a name that b12x gives a selection cache")
-            found.append(parse_selections(_read(directory / name), name))
+            found.append(parse_selections(fsops.read_checked(directory / name, MAX_BYTES), name))
         except KcacheError as error:
             left_out.append(LeftOut(path=name, why=f"{error.what}: {error.why}" if error.why else error.what))
     return tuple(found), tuple(left_out)
-
-
-def _read(path: Path) -> bytes:
-    if fsops.check_regular(path).size > MAX_BYTES:
-        raise IntegrityError(f"{path.name} is too large", why=f"at most {MAX_BYTES} bytes are read")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IntegrityError(f"{path.name} cannot be read", why=error.strerror or str(error)) from error
 
 
 def match_selections(selections: Selections, identity: Mapping[str, Any], *, built_with: Fact, package: Fact) -> Decision:
@@ -256,7 +247,7 @@ def install_selections(
     with fsops.locked(path.with_suffix(".lock"), timeout):
         there: dict[str, Mapping[str, Any]] = {}
         if os.path.lexists(path):
-            there = dict(parse_selections(_read(path), path.name).records)
+            there = dict(parse_selections(fsops.read_checked(path, MAX_BYTES), path.name).records)
         added = tuple(sorted(key for key in wanted.records if key not in there))
         if added:
             merged = Selections(identity=wanted.identity, records={**wanted.records, **there})

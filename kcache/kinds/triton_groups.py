@@ -121,12 +121,7 @@ def read_group(cache: Path, directory: str, name: str) -> Group:
 def _read(path: Path) -> bytes:
     if not os.path.lexists(path):
         raise IntegrityError(f"{path.parent.name} is no finished program", why=f"{path.name} is missing")
-    if fsops.check_regular(path).size > MAX_FILE:
-        raise IntegrityError(f"{path.name} is too large", why=f"at most {MAX_FILE} bytes are read")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise IntegrityError(f"{path.name} cannot be read", why=error.strerror or str(error)) from error
+    return fsops.read_checked(path, MAX_FILE)
 
 
 def collect_groups(cache: Path, wanted: Mapping[str, str]) -> tuple[tuple[Group, ...], tuple[LeftOut, ...]]:
