@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,12 @@ from kcache import digest, fsops
 from kcache.archs import cute_dsl_arch, flashinfer_arch
 from kcache.errors import CollectError, KcacheError, UsageError
 from kcache.gpu_products import GpuProduct
-from kcache.kernel_facts import kernel_artifact_path
+from kcache.kernel_facts import Wheel, kernel_artifact_path
 from kcache.kinds.cute_dsl import module_directory
 from kcache.kinds.cute_entry import BuiltKernel, KernelBuild, kernel_parts
 from kcache.kinds.cute_kinds import CUTE_KINDS
 from kcache.probe.binary import object_facts
 from kcache.probe.host import Host, hash_sources
-from kcache.probe.wheels import compiler_wheels
 from kcache.recipe import Recipe
 from kcache.recipe_cases import plan_cases
 from kcache.workflows.build_entries import BUILT, FAILED, UP_TO_DATE, EntryReport, ModuleReport, write_parts
@@ -41,11 +40,13 @@ class KernelFarm:
     """What is equal for all kernels of one build.
 
     host:    the farm, as the Python that has FlashInfer sees it.
+    wheels:  CuTe-DSL's compiler on it.
     environ: the compilers' environment.
     work:    where FlashInfer compiles, kept for the next build.
     """
 
     host: Host
+    wheels: Mapping[str, Wheel]
     environ: Mapping[str, str]
     output: Path
     work: Path
@@ -156,8 +157,6 @@ def _pair(release: str) -> tuple[int, int]:
 
 def _with_seconds(workspace: Path, kernels: Sequence[Kernel]) -> list[Kernel]:
     """Kernels with the time that each took, also where an earlier run compiled it."""
-    from dataclasses import replace
-
     known = kept_seconds(workspace, {kernel.name: kernel.seconds for kernel in kernels if kernel.status == "built"})
     return [replace(kernel, seconds=known.get(kernel.name, kernel.seconds)) for kernel in kernels]
 
@@ -205,8 +204,6 @@ def _entry(  # noqa: PLR0917 -- what one entry is made of
     name, module = recipe.model.name, CUTE_KINDS[kind].module
     failed = EntryReport(kind=kind, arch=arch.removeprefix("sm_"), modules=(module,), status=FAILED, model=name, variant=variant)
     if not finished:
-        from dataclasses import replace
-
         reasons = [f"{kernel.kernel}: {kernel.reason}" for kernel in asked] + [e.error for e in answer.errors if e.case in ids]
         return replace(failed, reason="; ".join(reasons)) if reasons else None
     try:
@@ -216,7 +213,7 @@ def _entry(  # noqa: PLR0917 -- what one entry is made of
             model=name,
             variant=variant,
             farm=farm.host.environment,
-            wheels=compiler_wheels(farm.host.paths.packages),
+            wheels=farm.wheels,
             cuda=recipe.targets.cuda,
             cute_arch=arch,
             gpu=gpu.describe(),
@@ -231,8 +228,6 @@ def _entry(  # noqa: PLR0917 -- what one entry is made of
         provenance = {"gpu": gpu.slug, "stack": dict(answer.stack), "jobs": farm.jobs, "recipe": recipe.model.source}
         return write_parts(farm.output, parts, files, provenance)
     except KcacheError as error:
-        from dataclasses import replace
-
         return replace(failed, reason=str(error))
 
 

@@ -19,6 +19,7 @@ from kcache.manifest import parse_manifest
 from kcache.match import match_binary, match_key
 from kcache.probe.host import probe_host
 from kcache.probe.limits import Jobs, build_jobs
+from kcache.probe.wheels import compiler_wheels
 from kcache.program_facts import MODULE
 from kcache.recipe import Recipe
 from kcache.workflows.build import KINDS, BuildReport, BuildRequest, Watch, build, work_directory
@@ -133,6 +134,7 @@ def _kernels(
         host = probe_host(python=request.python, described_archs=[work[0][2][0].arch], environ=environ)
         farm = KernelFarm(
             host=host,
+            wheels=compiler_wheels(host.paths.packages),
             environ=kernel_environ(environ),
             output=request.output,
             work=Path(os.path.realpath(directory)),

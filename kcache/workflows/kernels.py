@@ -22,6 +22,7 @@ from kcache.kernel_facts import KernelFacts
 from kcache.kinds.cute_dsl import expected_meta, module_directory
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.values import dataclass
+from kcache.workflows.outcome import Placement
 from kcache.workflows.target import Target
 
 META_BYTES = 1 << 20
@@ -51,25 +52,9 @@ class _Place:
         return "at-" + digest.of_bytes(str(self.directory).encode()).removeprefix("sha256:")[:16]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
-    """What became of the kernels of some entries.
-
-    refusals: fingerprint -> why FlashInfer will not use them, by its own rules: a miss.
-    failures: fingerprint -> what kept them from being placed: an error.
-    new:      fingerprints of entries whose kernels were not all in place.
-    notes:    what a person should know, such as where kernels of the user's were set aside.
-    """
-
-    refusals: Mapping[str, str]
-    failures: Mapping[str, KcacheError]
-    new: frozenset[str]
-    notes: tuple[str, ...]
-
-
 def place_kernels(
     cache: LocalCache, target: Target, installed: Sequence[InstalledEntry], *, strict: bool, timeout: float
-) -> Kernels:
+) -> Placement:
     """Gives FlashInfer the kernels of these entries.
 
     Args:
@@ -105,7 +90,7 @@ def place_kernels(
     taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in {*refusals, *failures}]
     if taken or cache.read(ROOM, target.id):
         _remember(cache, target.id, {"entries": sorted(taken)})
-    return Kernels(refusals=refusals, failures=failures, new=frozenset(new), notes=tuple(notes))
+    return Placement(refusals=refusals, failures=failures, new=frozenset(new), notes=tuple(notes))
 
 
 def _add(places: dict[Path, _Place], entry: InstalledEntry, target: Target, *, strict: bool) -> None:

@@ -17,6 +17,22 @@ SHOWN_MODELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """What became of the artifacts of some entries where a library looks for them.
+
+    refusals: fingerprint -> why the library will not use them, by its own rules: a miss.
+    failures: fingerprint -> what kept them from being placed: an error.
+    new:      fingerprints of entries that were not all in place.
+    notes:    what a person should know, such as kernels of the user's that were set aside, or programs left to warmup.
+    """
+
+    refusals: Mapping[str, str]
+    failures: Mapping[str, KcacheError]
+    new: frozenset[str]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Everything that the report is made of.
 

@@ -25,31 +25,15 @@ from kcache.kinds.b12x_key import expected_payload, key_of
 from kcache.kinds.triton_groups import Group, found_by_triton, install_group, match_group
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.program_facts import program_paths
-from kcache.values import dataclass
 from kcache.workflows.b12x_host import B12xHost, built_triton, payload_of
+from kcache.workflows.outcome import Placement
 from kcache.workflows.target import Target
 
 ROOM = "programs"
 """Below the cache root: what each environment uses (`<environment>.json`) and what was written where (`at-<place>.json`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Programs:
-    """What became of the programs of some entries.
-
-    refusals: fingerprint -> why b12x will not use them: a miss.
-    failures: fingerprint -> what kept them from being placed: an error.
-    new:      fingerprints of entries whose programs were not all in place.
-    notes:    what a person should know, such as programs that are left to warmup.
-    """
-
-    refusals: Mapping[str, str]
-    failures: Mapping[str, KcacheError]
-    new: frozenset[str]
-    notes: tuple[str, ...]
-
-
-def place_programs(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry], *, timeout: float) -> Programs:
+def place_programs(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry], *, timeout: float) -> Placement:
     """Gives b12x the programs of these entries, which `kcache.workflows.b12x_host.decide` accepted.
 
     Args:
@@ -81,7 +65,7 @@ def place_programs(cache: LocalCache, target: Target, installed: Sequence[Instal
     taken = [entry.manifest.fingerprint for entry in installed if entry.manifest.fingerprint not in {*refusals, *failures}]
     if taken or cache.read(ROOM, target.id):
         _remember(cache, target.id, {"entries": sorted(taken)})
-    return Programs(refusals=refusals, failures=failures, new=frozenset(new), notes=tuple(dict.fromkeys(notes)))
+    return Placement(refusals=refusals, failures=failures, new=frozenset(new), notes=tuple(dict.fromkeys(notes)))
 
 
 def _place(cache: LocalCache, host: B12xHost, entry: InstalledEntry, timeout: float) -> tuple[bool, list[str]]:

@@ -31,7 +31,7 @@ from kcache.store.base import Store
 from kcache.values import dataclass, field
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.deadline import Deadline
-from kcache.workflows.outcome import Outcome, report
+from kcache.workflows.outcome import Outcome, Placement, report
 from kcache.workflows.resolve import Choice, Wanted, ambiguous_models, candidates, choose, grouped
 from kcache.workflows.target import Target
 from kcache.workflows.views import offer
@@ -90,7 +90,8 @@ def restore(
     entries = _published(run, stores) or _installed(run)
     if not entries and run.store_errors:
         raise run.store_errors[0]
-    choices = _choices(run, entries)
+    unclear = ambiguous_models((entry.key for entry in entries), request.asked)
+    choices = _choices(run, [entry for entry in entries if entry.key.model not in unclear])
     target.save_memory()
     _put_in_place(run, choices)
     placed = {fingerprint: found for fingerprint in run.actions if isinstance(found := run.found[fingerprint], InstalledEntry)}
@@ -103,7 +104,7 @@ def restore(
         actions=run.actions,
         errors=run.errors,
         refusals=refusals,
-        ambiguous=ambiguous_models((entry.key for entry in entries), request.asked),
+        ambiguous=unclear,
         where=index_path(target.index_ingredients()),
         anything_published=bool(entries),
     )
@@ -127,16 +128,12 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
     if kernels := [entry for entry in placed.values() if entry.manifest.kernels is not None]:
         from kcache.workflows.kernels import place_kernels
 
-        timeout = min(request.lock_timeout, run.deadline.left())
-        done = place_kernels(run.cache, target, kernels, strict=request.strict_match, timeout=timeout)
-        run.warnings += done.notes
-        # Whole in the cache, and yet not where FlashInfer looks: for the report that is an installation.
-        run.actions |= {fp: "installed" for fp in done.new if run.actions[fp] == "in-place"}
-        titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in kernels}
-        refusals |= {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
-        run.errors |= done.failures
+        done = place_kernels(run.cache, target, kernels, strict=request.strict_match, timeout=_lock_seconds(run))
+        refusals |= _taken_in(run, kernels, done)
     if programs := [entry for entry in placed.values() if entry.manifest.programs is not None]:
-        refusals |= _give_programs(run, programs)
+        from kcache.workflows.programs import place_programs
+
+        refusals |= _taken_in(run, programs, place_programs(run.cache, target, programs, timeout=_lock_seconds(run)))
     env = dict(target.exports)
     if offered.view is not None and len(offered.refusals) < sum(len(entry.manifest.key.modules) for entry in modules):
         if not target.is_here:
@@ -146,15 +143,17 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
     return env, refusals
 
 
-def _give_programs(run: _Run, programs: Sequence[InstalledEntry]) -> dict[str, Sequence[str]]:
-    """Gives the package b12x its programs; fingerprint -> why it will not use an entry's."""
-    from kcache.workflows.programs import place_programs
+def _lock_seconds(run: _Run) -> float:
+    return min(run.request.lock_timeout, run.deadline.left())
 
-    done = place_programs(run.cache, run.target, programs, timeout=min(run.request.lock_timeout, run.deadline.left()))
+
+def _taken_in(run: _Run, entries: Sequence[InstalledEntry], done: Placement) -> dict[str, Sequence[str]]:
+    """Takes what placing came to into the run; fingerprint -> why the library will not use an entry."""
     run.warnings += done.notes
     run.errors |= done.failures
+    # Whole in the cache, and yet not where the library looks: for the report that is an installation.
     run.actions |= {fp: "installed" for fp in done.new if run.actions[fp] == "in-place"}
-    titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in programs}
+    titles = {entry.manifest.fingerprint: entry.manifest.key.title for entry in entries}
     return {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
 
 
@@ -189,8 +188,7 @@ def _installed(run: _Run) -> list[IndexEntry]:
 
 def _choices(run: _Run, entries: Sequence[IndexEntry]) -> list[Choice]:
     wanted, strict = run.request.asked, run.request.strict_match
-    unclear = ambiguous_models((entry.key for entry in entries), wanted)
-    asked = [entry for entry in entries if wanted.takes(entry.key) and entry.key.model not in unclear]
+    asked = [entry for entry in entries if wanted.takes(entry.key)]
     environment = run.target.environment
     decided = candidates(asked, environment, strict=strict)
     return [
@@ -225,7 +223,7 @@ def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
         return
     try:
         run.cache.prepare()
-        with fsops.locked(run.cache.lock_path, min(run.request.lock_timeout, run.deadline.left())):
+        with fsops.locked(run.cache.lock_path, _lock_seconds(run)):
             for fingerprint, (entry, manifest) in sorted(todo.items()):
                 _place(run, fingerprint, entry, manifest)
     except InstallError as error:  # a lock that is held for too long among them

@@ -144,7 +144,7 @@ def verify(
                 "describe": gpu,
             }
             document = _run(python, request, variables, answer, timeout)
-        trap_lines = log.read_text().splitlines() if log.exists() else []
+        trap_lines = trapped_starts(log)
         build_lines = builds.read_text().splitlines() if builds.exists() else []
     heard = [str(command) for command in document["compiler_starts"]]
     return Proof(
@@ -170,6 +170,11 @@ def _module_proof(item: Mapping[str, Any], restored: Sequence[Path]) -> ModulePr
         paths=paths,
         error=str(item["error"]),
     )
+
+
+def trapped_starts(log: Path) -> list[str]:
+    """The command lines that fell into the traps of `trap_compilers`."""
+    return log.read_text().splitlines() if log.exists() else []
 
 
 def trap_compilers(scratch: Path, log: Path) -> dict[str, str]:

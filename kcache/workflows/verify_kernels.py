@@ -23,7 +23,7 @@ from kcache.manifest import Manifest
 from kcache.values import dataclass
 from kcache.workflows.cute_build import OPERATIONS, DryRun, DryRunAnswer, check_kernels
 from kcache.workflows.target import Target
-from kcache.workflows.verify import trap_compilers
+from kcache.workflows.verify import trap_compilers, trapped_starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,8 @@ def prove_kernels(target: Target, environ: Mapping[str, str], entries: Sequence[
 def _operation(manifest: Manifest) -> str:
     """Whose calls ask for an entry's kernels: its kind's, or, of kernels that were recorded, their names themselves."""
     named = {str(case["operation"]) for case in (manifest.kernels.cases if manifest.kernels else ()) if "operation" in case}
-    operations = sorted(named) or [operation_of(manifest.key.kind)] if manifest.key.kind in CUTE_KINDS else sorted(named)
+    kinds_own = {operation_of(manifest.key.kind)} if manifest.key.kind in CUTE_KINDS else set()
+    operations = sorted(named or kinds_own)
     if len(operations) != 1 or operations[0] not in OPERATIONS:
         raise ProbeError(
             f"{manifest.key.title} cannot be proven",
@@ -136,7 +137,7 @@ def _prove(target: Target, environ: Mapping[str, str], entries: Sequence[Install
             arch_list=" ".join(map(arch_list_entry, target.environment.archs)),
         )
         answer = check_kernels(run)
-        trapped = len(log.read_text().splitlines()) if log.exists() else 0
+        trapped = len(trapped_starts(log))
     return proof_of(answer, manifests, sum(len(case["tokens"]) for case in cases), trapped)
 
 

@@ -18,7 +18,7 @@ from kcache.values import dataclass
 from kcache.workflows.b12x_build import ProgramAnswer, ProgramRun, check_programs
 from kcache.workflows.b12x_host import built_triton
 from kcache.workflows.target import Target
-from kcache.workflows.verify import trap_compilers
+from kcache.workflows.verify import trap_compilers, trapped_starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def _prove(target: Target, environ: Mapping[str, str], entry: InstalledEntry) ->
             configurations=facts.configurations,
         )
         answer = check_programs(run)
-        trapped = len(log.read_text().splitlines()) if log.exists() else 0
+        trapped = len(trapped_starts(log))
     host = target.b12x()
     from kcache.kinds.triton_groups import match_group
 
