@@ -6,7 +6,7 @@ key and the object's size and SHA-256 (`_lib/cache_integrity.py`, valid_object).
 - only bytes that a manifest vouches for are collected, and they are read once: what was verified is what is kept;
 - for a host whose key differs in what is only recorded (`kcache.kinds.b12x_key`), `rename` writes the host's key into the object
   in place of the builder's, and the manifest that the host's own b12x would have written. Both are then byte for byte what a
-  compilation there gives (`tests/real/test_b12x_package.py`);
+  compilation there gives (`tests/real/test_b12x_package_builds.py`);
 - a manifest is never above bytes that it does not vouch for: the old one goes first, the new one comes last, under b12x's own
   lock. A pair that is whole stays, whoever's it is: one key is one program.
 """

@@ -45,10 +45,18 @@ from flashinfer.jit.cascade import gen_cascade_module
 from flashinfer.jit.page import gen_page_module
 gen_cascade_module().build()
 
+def compiles(process):
+    try:
+        return b"cicc" in (process / "cmdline").read_bytes() and Path(os.readlink(process / "cwd")).is_relative_to(here)
+    except OSError:  # it has ended
+        return False
+
 def kill():
-    while not any(b"cicc" in (p.read_bytes() if p.exists() else b"") for p in Path("/proc").glob("[0-9]*/cmdline")):
+    while not any(map(compiles, Path("/proc").glob("[0-9]*"))):
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGKILL)
+
+here = Path(env.FLASHINFER_JIT_DIR).resolve()  # other programs compile on this machine too
 
 threading.Thread(target=kill, daemon=True).start()
 gen_page_module().build()

@@ -36,7 +36,7 @@ def selections(**records: Any) -> Selections:
 
 
 def test_one_chip_under_two_product_names_has_one_identity() -> None:
-    """Case B37. b12x reads the name and leaves it out; `tests/real/test_b12x_package.py` asks b12x itself."""
+    """Case B37. b12x reads the name and leaves it out; `tests/real/test_b12x_package_builds.py` asks b12x itself."""
     assert IDENTITY == {
         "schema_version": 6,
         "tuning_cache_version": 1,
