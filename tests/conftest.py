@@ -6,6 +6,6 @@ import signal
 
 
 def pytest_configure() -> None:
-    """A shell lets its background jobs ignore SIGINT, nohup SIGHUP, and children inherit it: tests that send them need the default."""
+    """What beneath a shell's background job or nohup is ignored, and inherited, has its default for tests that send it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

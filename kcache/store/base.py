@@ -65,8 +65,11 @@ class Store(Protocol):
         """
         ...
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         """The names of all objects below the directory `prefix` (the whole store if empty), sorted by path segments.
+
+        Args:
+            depth: only those of at most so many segments below `prefix`; what lies deeper costs nothing.
 
         Raises:
             StoreError: at the call or while iterating. A directory that is not there is an empty one.
@@ -129,6 +132,13 @@ def check_name(name: str) -> None:
 def is_name(segment: str) -> bool:
     """Whether one segment is a plain name; what a listing comes across and is not, belongs to somebody else."""
     return _SEGMENT.fullmatch(segment) is not None
+
+
+def within(name: str, prefix: str, depth: int | None) -> bool:
+    """Whether an object lies below the directory `prefix` (the whole store if empty), at most `depth` segments deep."""
+    if prefix and not name.startswith(f"{prefix}/"):
+        return False
+    return depth is None or name.count("/", len(prefix) + 1 if prefix else 0) < depth
 
 
 def collect(chunks: Iterator[bytes], name: str, limit: int) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from kcache.errors import AccessDeniedError, NotFoundError, StoreError, UnavailableError
-from kcache.store.base import CHUNK, StoredObject, check_name, collect
+from kcache.store.base import CHUNK, StoredObject, check_name, collect, within
 
 BLOCK = 512
 MAX_OBJECTS = 1_000_000
@@ -71,11 +71,11 @@ class BundleStore:
     def read_bytes(self, name: str, limit: int) -> bytes:
         return collect(self.read(name), name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         prefix = prefix.rstrip("/")
         if prefix:
             check_name(prefix)
-        below = [name for name in self._objects() if not prefix or name.startswith(f"{prefix}/")]
+        below = [name for name in self._objects() if within(name, prefix, depth)]
         return iter(sorted(below, key=lambda name: name.split("/")))
 
     def _refuse(self, name: str) -> NoReturn:

@@ -96,15 +96,15 @@ class FileStore:
     def read_bytes(self, name: str, limit: int) -> bytes:
         return collect(self.read(name), name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         prefix = prefix.rstrip("/")
         if prefix:
             check_name(prefix)
         with self._translated(prefix):
             self._require_root()
-        return self._walk(prefix)
+        return self._walk(prefix, depth)
 
-    def _walk(self, directory: str) -> Iterator[str]:
+    def _walk(self, directory: str, depth: int | None) -> Iterator[str]:
         with self._translated(directory):
             try:
                 with os.scandir(self._root / directory) as listing:
@@ -119,8 +119,8 @@ class FileStore:
             path = f"{directory}/{name}" if directory else name
             if not is_name(name):
                 continue
-            if is_directory:
-                yield from self._walk(path)
+            if is_directory and (depth is None or depth > 1):
+                yield from self._walk(path, None if depth is None else depth - 1)
             elif is_file:
                 yield path
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,19 +104,28 @@ class HfStore:
     def read_bytes(self, name: str, limit: int) -> bytes:
         return collect(self.read(name), name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         prefix = prefix.rstrip("/")
         if prefix:
             check_name(prefix)
         self._online(self.place.given)
-        return iter(sorted(self._listed(prefix), key=lambda name: name.split("/")))
+        found = self._listed(prefix) if depth is None else self._near(prefix, depth)
+        return iter(sorted(found, key=lambda name: name.split("/")))
 
-    def _listed(self, prefix: str) -> Iterator[str]:
+    def _near(self, prefix: str, depth: int) -> Iterator[str]:
+        """Directory by directory, down to a depth: a request each, however many objects lie deeper."""
+        directories: MutableSequence[str] = []
+        yield from self._listed(prefix, directories)
+        for directory in directories if depth > 1 else ():
+            yield from self._near(directory, depth - 1)
+
+    def _listed(self, prefix: str, directories: MutableSequence[str] | None = None) -> Iterator[str]:
+        """All objects below a directory; where `directories` is given, only those in it, and its directories are added there."""
         directory = "/".join(part for part in (self.place.prefix, prefix) if part)
         revision = (self.commit if self._settle else None) or self.place.revision
         address = f"{self.settings.endpoint}/api/models/{self.place.repo}/tree/{_segment(revision)}"
         address += f"/{_segment(directory)}" if directory else ""
-        address += "?recursive=true&expand=false"
+        address += f"?recursive={'true' if directories is None else 'false'}&expand=false"
         answers = ApiAnswers(self.place, self.settings, AGENT, to_be_made=self._create, writing=not self._settle)
         web = Web(answers, patience=self._patience, stall=self._stall, environ=self.settings.environ)
         what = f"the list of {self.place.given}"
@@ -127,8 +136,12 @@ class HfStore:
                 return  # there is no such directory
             for item in _items(answer, what):
                 name = self.place.name(item["path"])
-                if item["type"] == "file" and _is_object(name):
+                if not _is_object(name):
+                    continue
+                if item["type"] == "file":
                     yield name
+                elif directories is not None and item["type"] == "directory":
+                    directories.append(name)
             following = answer.headers.get("link", "")
             if 'rel="next"' not in following:
                 return

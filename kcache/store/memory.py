@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kcache.errors import ConflictError, NotFoundError, StoreError
-from kcache.store.base import CHUNK, StoredObject, check_name, collect
+from kcache.store.base import CHUNK, StoredObject, check_name, collect, within
 
 
 class MemoryStore:
@@ -35,11 +35,11 @@ class MemoryStore:
     def read_bytes(self, name: str, limit: int) -> bytes:
         return collect(self.read(name), name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         prefix = prefix.rstrip("/")
         if prefix:
             check_name(prefix)
-        below = [name for name in _names(self.objects) if not prefix or name.startswith(f"{prefix}/")]
+        below = [name for name in _names(self.objects) if within(name, prefix, depth)]
         return iter(sorted(below, key=lambda name: name.split("/")))
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:

@@ -80,7 +80,7 @@ class MirrorStore:
     def read_bytes(self, name: str, limit: int) -> bytes:
         return collect(self.read(name), name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         raise StoreError(f"{self._url} cannot be listed", why="a web server does not say what it has")
 
     def _refuse(self, name: str) -> NoReturn:

@@ -34,8 +34,8 @@ class Wrapper:
     def read_bytes(self, name: str, limit: int) -> bytes:
         return self.inner.read_bytes(name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
-        return self.inner.list(prefix)
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
+        return self.inner.list(prefix, depth=depth)
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         return self.inner.write(name, source, if_absent=if_absent)
@@ -97,9 +97,9 @@ class MetricsStore(Wrapper):
         self.bytes_read += len(data)
         return data
 
-    def list(self, prefix: str) -> Iterator[str]:
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
         self.requests["list"] += 1
-        return super().list(prefix)
+        return super().list(prefix, depth=depth)
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         self.requests["write"] += 1
@@ -196,8 +196,8 @@ class RetryStore(Wrapper):
     def read_bytes(self, name: str, limit: int) -> bytes:
         return self._repeat(lambda: self.inner.read_bytes(name, limit))
 
-    def list(self, prefix: str) -> Iterator[str]:
-        return iter(self._repeat(lambda: [*self.inner.list(prefix)]))
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
+        return iter(self._repeat(lambda: [*self.inner.list(prefix, depth=depth)]))
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         """As the contract says; after an attempt whose outcome is not known, False may mean that it was this one's."""
@@ -274,8 +274,8 @@ class FaultStore(Wrapper):
     def read_bytes(self, name: str, limit: int) -> bytes:
         return collect(self.read(name), name, limit)
 
-    def list(self, prefix: str) -> Iterator[str]:
-        return self._call("list", prefix, lambda: self.inner.list(prefix))
+    def list(self, prefix: str, *, depth: int | None = None) -> Iterator[str]:
+        return self._call("list", prefix, lambda: self.inner.list(prefix, depth=depth))
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         return self._call("write", name, lambda: self.inner.write(name, source, if_absent=if_absent))

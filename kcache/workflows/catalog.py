@@ -62,4 +62,5 @@ def list_environments(store: Store) -> list[str]:
     Raises:
         StoreError
     """
-    return sorted(name for name in store.list(ENVIRONMENTS) if name.count("/") == 4 and name.endswith("/index.json"))
+    # kcache.index, index_directory: what lies deeper are the entries, however many.
+    return sorted(name for name in store.list(ENVIRONMENTS, depth=3) if name.count("/") == 4 and name.endswith("/index.json"))

@@ -187,6 +187,10 @@ def test_listing_is_sorted_and_below_a_directory(store: Store) -> None:
     assert list(store.list("a")) == list(store.list("a/")) == ["a/x/1", "a/x/2", "a/y"]
     assert list(store.list("a/x")) == ["a/x/1", "a/x/2"]
     assert list(store.list("none")) == [] == list(store.list("c"))
+    assert list(store.list("", depth=1)) == ["c", "seed"]
+    assert list(store.list("", depth=2)) == ["a/y", "a.b/z", "ab/z", "b/2", "c", "seed"]
+    assert list(store.list("a", depth=1)) == ["a/y"] and list(store.list("a", depth=2)) == ["a/x/1", "a/x/2", "a/y"]
+    assert list(store.list("none", depth=1)) == []
 
 
 def test_many_are_written_as_one_by_one(store: Store, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -28,10 +28,8 @@ import hashlib
 import importlib
 import json
 import os
-import re
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +120,7 @@ def _name_case(case: dict[str, Any], run: Run) -> dict[str, Any]:
 
 
 def _error(tokens: int, error: BaseException) -> dict[str, Any]:
-    return {"tokens": tokens, "error": _plain(error), "trace": _trace()}
-
-
-def _trace() -> list[str]:
-    return traceback.format_exc().strip().splitlines()[-7:]
-
-
-def _plain(error: BaseException) -> str:
-    """An error in one line, without a terminal's colours (CuTe-DSL writes them into its messages)."""
-    return " ".join(re.sub("\x1b\\[[0-9;]*m", "", f"{type(error).__name__}: {error}").split())[:600]
+    return {"tokens": tokens, "error": _beside("answers").plain(error), "trace": _beside("answers").trace()}
 
 
 def _available(run: Run) -> dict[str, bool]:
@@ -169,7 +158,7 @@ def _build(run: Run) -> None:
         try:
             _, cute, triton, _ = pool._run_job(pickle.dumps(plan.job, protocol=5), plan.programs)
         except Exception as error:  # noqa: BLE001 -- one job's failure is its result
-            return {"status": "failed", "error": _plain(error)}
+            return {"status": "failed", "error": _beside("answers").plain(error)}
         return {"status": "built", "error": "", "compilations": cute + triton}
 
     def done(name: str, result: dict[str, Any]) -> None:
@@ -237,7 +226,7 @@ def _prepare(preparation: Any, session: Any, plan: Any, tokens: int, found: dict
         result = session.prepare((request,))
         return int(result.compilation is None and plan.prepared is not None)
     except Exception as error:  # noqa: BLE001 -- a refusal is the answer
-        found["missing"].append({"tokens": tokens, "error": _plain(error), "trace": _trace()})
+        found["missing"].append({"tokens": tokens, "error": _beside("answers").plain(error), "trace": _beside("answers").trace()})
         return 0
     finally:
         session.close()
@@ -320,16 +309,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    request = json.load(sys.stdin)
-    try:
-        result = answer(request)
-    except Exception as error:  # noqa: BLE001 -- the parent must learn why, whatever it was
-        kind = "assumption" if type(error).__name__ == "Assumption" else "failed"
-        result = {"error": {"kind": kind, "what": _plain(error), "trace": _trace()}}
-    temporary = Path(request["answer"] + ".tmp")
-    temporary.write_text(json.dumps(result, indent=1))
-    temporary.replace(request["answer"])
-    return 1 if "error" in result else 0
+    return int(_beside("answers").serve(answer, lambda request: {}))
 
 
 if __name__ == "__main__":

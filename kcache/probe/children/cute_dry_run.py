@@ -29,7 +29,6 @@ import re
 import sys
 import sysconfig
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +217,7 @@ def _patch(run: Run, core: Any) -> None:
         try:
             real(spec)
         except Exception as raised:  # noqa: BLE001 -- such as a lock that may not be written: FlashInfer does not take the kernel
-            error = _plain(raised)
+            error = _beside("answers").plain(raised)
         if "accepted" not in entry or error or len(run.compiles) > before:
             entry["accepted"] = not error and len(run.compiles) == before
             entry["reason"] = "" if entry["accepted"] else error or _why_not(spec, core)
@@ -268,7 +267,7 @@ def _make_calls(case: dict[str, Any], run: Run, operation: Any) -> list[dict[str
         except Assumption:
             raise
         except Exception as error:  # noqa: BLE001 -- whatever the library raises is an answer to report, never the end of the other cases
-            return [{"tokens": run.tokens, "error": _plain(error), "trace": _trace()}]
+            return [{"tokens": run.tokens, "error": _beside("answers").plain(error), "trace": _beside("answers").trace()}]
     return []
 
 
@@ -280,15 +279,6 @@ def _run_case(case: dict[str, Any], run: Run, operation: Any) -> dict[str, Any]:
     return {"id": case["id"], "status": "error" if errors else "ok", "errors": errors, "kernels": kernels}
 
 
-def _trace() -> list[str]:
-    return traceback.format_exc().strip().splitlines()[-7:]
-
-
-def _plain(error: BaseException) -> str:
-    """An error in one line, without a terminal's colours (CuTe-DSL writes them into its messages)."""
-    return " ".join(re.sub("\x1b\\[[0-9;]*m", "", f"{type(error).__name__}: {error}").split())[:600]
-
-
 def _compile(spec: Any, run: Run) -> dict[str, Any]:
     """In a worker: compile and export one kernel."""
     run.log.clear()
@@ -297,7 +287,7 @@ def _compile(spec: Any, run: Run) -> dict[str, Any]:
     try:
         spec.compile_and_persist()
     except Exception as error:  # noqa: BLE001 -- one kernel's failure is its result
-        return {"status": "failed", "error": _plain(error)}
+        return {"status": "failed", "error": _beside("answers").plain(error)}
     if not spec.object_path.exists():
         return {"status": "failed", "error": "; ".join(run.log[-2:]) or "compiled, but not exported"}
     return {"status": "built", "error": ""}
@@ -393,17 +383,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    request = json.load(sys.stdin)
-    try:
-        result = answer(request)
-    except Exception as error:  # noqa: BLE001 -- the parent must learn why, whatever it was
-        kind = "assumption" if isinstance(error, Assumption) else "failed"
-        asked = [{"case": case["id"], "tokens": case["tokens"]} for case in request.get("cases", [])]
-        result = {"error": {"kind": kind, "what": f"{type(error).__name__}: {error}", "trace": _trace(), "asked": asked}}
-    temporary = Path(request["answer"] + ".tmp")
-    temporary.write_text(json.dumps(result, indent=1))
-    temporary.replace(request["answer"])
-    return 1 if "error" in result else 0
+    return int(
+        _beside("answers").serve(
+            answer,
+            lambda request: {"asked": [{"case": case["id"], "tokens": case["tokens"]} for case in request.get("cases", [])]},
+        )
+    )
 
 
 if __name__ == "__main__":

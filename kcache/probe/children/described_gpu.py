@@ -209,6 +209,7 @@ def install_cute_dsl(gpu: dict[str, Any]) -> None:
     it must be given in `max_active_clusters`.
     """
     import cutlass.utils
+    from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
     clusters = {1: gpu["sm_count"]} | {int(size): count for size, count in gpu.get("max_active_clusters", {}).items()}
 
@@ -217,6 +218,10 @@ def install_cute_dsl(gpu: dict[str, Any]) -> None:
             raise RuntimeError(f"asked for active clusters of {cluster_size} blocks, which the described GPU does not hold")
         return int(clusters[cluster_size])
 
+    dsl: Any = CuTeDSL
+    # What is compiled here is exported and never run. CuTe-DSL has a rule for that, compiling for a GPU that is not this host's:
+    # it makes no engine to run it (nvidia-cutlass-dsl 4.8.0, base_dsl/compile_backend.py, _build_compiled_function).
+    dsl._runtime_can_run_compiled = lambda self, runtime_arch, compiled_arch: False
     info: Any = cutlass.utils.HardwareInfo
     info.__init__ = lambda self, device_id=0: None
     info.get_max_active_clusters = max_active_clusters
