@@ -8,7 +8,7 @@ A miss is part of the report; failures that leave nothing to use are raised as `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from kcache import fsops
 from kcache.errors import (
@@ -26,9 +26,9 @@ from kcache.key import NVCC
 from kcache.kinds.provider import python_path
 from kcache.local_cache import Damage, InstalledEntry, LocalCache
 from kcache.manifest import Manifest
-from kcache.report import RestoreReport
+from kcache.report import HIT, RestoreReport
 from kcache.store.base import Store
-from kcache.values import dataclass, field
+from kcache.values import dataclass, field, replace
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.outcome import Outcome, Placement, report
@@ -63,6 +63,7 @@ class _Run:
     cache: LocalCache
     target: Target
     deadline: Deadline
+    entries: dict[str, IndexEntry] = field(default_factory=dict)
     store_of: dict[str, Store] = field(default_factory=dict)
     found: dict[str, InstalledEntry | Damage | None] = field(default_factory=dict)
     actions: dict[str, str] = field(default_factory=dict)
@@ -77,7 +78,7 @@ def restore(
     """Restores into `cache` whatever fits `target`.
 
     Args:
-        stores: opened in order until one of them has an index for this environment.
+        stores: opened in order until everything that was asked for, and that one of them has, is in place.
         deadline: bounds waiting and downloading.
 
     Raises:
@@ -87,28 +88,58 @@ def restore(
     started = time.monotonic()
     cache.check()
     run = _Run(request=request, cache=cache, target=target, deadline=deadline)
-    entries = _published(run, stores) or _installed(run)
-    if not entries and run.store_errors:
-        raise run.store_errors[0]
-    unclear = ambiguous_models((entry.key for entry in entries), request.asked)
-    choices = _choices(run, [entry for entry in entries if entry.key.model not in unclear])
+    outcome = None
+    for store, entries in _published(run, stores):
+        _prefer(run, store, entries)
+        outcome = _bring(run)
+        if _whole(run, outcome):
+            break
+    if outcome is None:
+        run.entries = _installed(run)
+        if not run.entries and run.store_errors:
+            raise run.store_errors[0]
+        outcome = _bring(run)
     target.save_memory()
+    env, refusals = _give(run, outcome.placed)
+    outcome = replace(outcome, errors=run.errors, refusals=refusals)
+    return report(outcome, target, env=env, warnings=run.warnings, root=cache.root, seconds=time.monotonic() - started)
+
+
+def _bring(run: _Run) -> Outcome:
+    """Chooses among the entries that are known, and puts in place what is chosen. The report is made from what this comes to."""
+    request = run.request
+    unclear = ambiguous_models((entry.key for entry in run.entries.values()), request.asked)
+    choices = _choices(run, [entry for entry in run.entries.values() if entry.key.model not in unclear])
     _put_in_place(run, choices)
-    placed = {fingerprint: found for fingerprint in run.actions if isinstance(found := run.found[fingerprint], InstalledEntry)}
-    env, refusals = _give(run, placed)
-    outcome = Outcome(
+    return Outcome(
         kinds=request.asked.kinds,
         modules=request.asked.modules,
         choices=choices,
-        placed=placed,
+        placed={fp: found for fp in run.actions if isinstance(found := run.found[fp], InstalledEntry)},
         actions=run.actions,
         errors=run.errors,
-        refusals=refusals,
+        refusals={},
         ambiguous=unclear,
-        where=index_path(target.index_ingredients()),
-        anything_published=bool(entries),
+        where=index_path(run.target.index_ingredients()),
+        anything_published=bool(run.entries),
     )
-    return report(outcome, target, env=env, warnings=run.warnings, root=cache.root, seconds=time.monotonic() - started)
+
+
+def _whole(run: _Run, outcome: Outcome) -> bool:
+    """Whether no other store need be asked."""
+    so_far = report(outcome, run.target, env={}, warnings=(), root=run.cache.root, seconds=0.0)
+    return so_far.status == HIT
+
+
+def _prefer(run: _Run, store: Store, entries: Sequence[IndexEntry]) -> None:
+    """Takes a store's lines, but for what is in place already: where an earlier store failed, or has not, this one is asked."""
+    for entry in entries:
+        fingerprint = entry.key.fingerprint
+        if fingerprint not in run.actions:
+            run.entries[fingerprint] = entry
+            run.store_of[fingerprint] = store
+            if (failed := run.errors.pop(fingerprint, None)) is not None:
+                run.warnings.append(f"{failed}; {store.describe()} is asked")
 
 
 def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, str], dict[str, Sequence[str]]]:
@@ -157,8 +188,8 @@ def _taken_in(run: _Run, entries: Sequence[InstalledEntry], done: Placement) -> 
     return {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
 
 
-def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> list[IndexEntry]:
-    """The lines of the first index that a store has for this environment. One bad store does not stop the next."""
+def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> Iterator[tuple[Store, Sequence[IndexEntry]]]:
+    """Each store that has an index for this environment, with its lines. One bad store does not stop the next."""
     for make in stores:
         try:
             store = make()
@@ -169,20 +200,17 @@ def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> list[IndexEn
             run.store_errors.append(error)
             run.warnings.append(str(error))
             continue
-        if index is not None:
-            for entry in index.entries:
-                run.store_of[entry.key.fingerprint] = store
-            return list(index.entries)
-    return []
+        if index is not None and index.entries:
+            yield store, index.entries
 
 
-def _installed(run: _Run) -> list[IndexEntry]:
+def _installed(run: _Run) -> dict[str, IndexEntry]:
     """Index lines of what is installed already: what is left when no store answers, or none has this environment."""
-    entries = []
+    entries = {}
     for fingerprint in run.cache.fingerprints():
         found = run.found.setdefault(fingerprint, run.cache.find(fingerprint))
         if isinstance(found, InstalledEntry):
-            entries.append(index_entry(found.manifest, found.manifest.encode()))
+            entries[fingerprint] = index_entry(found.manifest, found.manifest.encode())
     return entries
 
 
@@ -216,9 +244,9 @@ def _manifest(run: _Run, entry: IndexEntry) -> Manifest:
 def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
     """Installs what was chosen and is not in place, under the cache's lock; nothing to do takes no lock."""
     chosen = {e.key.fingerprint: (e, m) for choice in choices for e, m in choice.chosen.values()}
-    todo = {fingerprint: pair for fingerprint, pair in chosen.items() if not _in_place(run, *pair)}
-    for fingerprint in chosen.keys() - todo.keys():
-        run.actions[fingerprint] = "in-place"
+    todo = {fp: pair for fp, pair in chosen.items() if fp not in run.errors and not _in_place(run, *pair)}
+    for fingerprint in chosen.keys() - todo.keys() - run.errors.keys():
+        run.actions.setdefault(fingerprint, "in-place")
     if not todo:
         return
     try:

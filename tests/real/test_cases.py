@@ -432,6 +432,25 @@ def test_one_bad_store_does_not_stop_the_next(container: Container, cascade_stor
     assert len(done.document["warnings"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("which", "spoil"),
+    [("archives/*/*.tar.zst", _truncate), ("env/*/*/entries/*/*.json", _truncate), ("env/*/*/index.json", _lie)],
+)
+def test_what_the_first_store_has_damaged_or_not_at_all_the_next_one_gives(
+    container: Container, cascade_store: Path, tmp_path: Path, which: str, spoil: Callable[[Path], object]
+) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(cascade_store, first)
+    (found,) = (first / "v1").glob(which)
+    found.chmod(0o644)
+    spoil(found)
+    done = container.kcache("restore", "--from", str(first), "--from", str(cascade_store), "--arch", "9.0a", "--json")
+    assert done.code == 0, done.out + done.err
+    assert [entry["action"] for kind in done.document["kinds"].values() for entry in kind["entries"]] == ["installed"]
+    assert [f"{cascade_store} is asked" in line for line in done.document["warnings"]] == [True] * ("archives" in which)
+    assert container.libraries
+
+
 def test_a_restore_killed_at_any_moment_is_repaired_by_the_next(container: Container, cascade_store: Path) -> None:
     """Killed 24 times, later and later; the state is the old or the new one, and nothing unfinished stays."""
     command = [sys.executable, "-m", "kcache", "restore", "--from", str(cascade_store), "--arch", "9.0a"]
