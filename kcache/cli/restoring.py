@@ -7,7 +7,7 @@ import sys
 import time
 from contextlib import contextmanager
 
-from kcache.cli import exit_codes, messages
+from kcache.cli import exit_codes, messages, progress
 from kcache.errors import KcacheError, UnavailableError, UsageError
 from kcache.report import ERROR, HIT, MISS, PARTIAL
 
@@ -131,7 +131,10 @@ def _run(
     from kcache.workflows.target import TargetRequest
 
     asked = Wanted(kinds=kinds, modules=modules, models=models)
-    request = RestoreRequest(asked=asked, strict_match=strict_match, lock_timeout=lock_timeout, into_package=into_package)
+    watch = progress.drawn if progress.is_wanted() else None
+    request = RestoreRequest(
+        asked=asked, strict_match=strict_match, lock_timeout=lock_timeout, into_package=into_package, watch=watch
+    )
     where = TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file)
     with bounded(deadline):
         report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline)

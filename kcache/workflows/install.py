@@ -6,7 +6,7 @@ written, after the whole archive was read and its digest was right. The caller h
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kcache import archive, digest, fsops
 from kcache.errors import IntegrityError
@@ -21,7 +21,13 @@ SPACE_MARGIN = 1 << 20
 """Bytes asked for beyond the files themselves: receipt, view, directories."""
 
 
-def install_entry(cache: LocalCache, store: Store, entry: IndexEntry, manifest: Manifest, deadline: Deadline) -> InstalledEntry:
+Watch = Callable[[Iterator[bytes], str, int], Iterator[bytes]]
+"""Hands on the chunks of a download, of which it is told what they are and how many bytes they come to: for people to see."""
+
+
+def install_entry(
+    cache: LocalCache, store: Store, entry: IndexEntry, manifest: Manifest, deadline: Deadline, *, watch: Watch | None = None
+) -> InstalledEntry:
     """Installs a verified manifest's entry.
 
     Raises:
@@ -44,6 +50,8 @@ def install_entry(cache: LocalCache, store: Store, entry: IndexEntry, manifest: 
         staged.append(cache.stage_artifact(manifest.fingerprint, path, chunks, size=size, sha256=sha256, flusher=flusher))
 
     chunks = deadline.watch(store.read(entry.archive.path), f"downloading {entry.archive.path}")
+    if watch is not None:
+        chunks = watch(chunks, entry.key.title, entry.archive.size)
     try:
         archive.unpack(chunks, manifest.archive, expected, sink)
         flusher.finish()

@@ -36,6 +36,10 @@ from kcache.workflows.resolve import Choice, Wanted, ambiguous_models, candidate
 from kcache.workflows.target import Target
 from kcache.workflows.views import offer
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kcache.workflows.install import Watch
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
@@ -46,6 +50,7 @@ class RestoreRequest:
     lock_timeout:   seconds to wait for another process that writes to the same cache; never beyond the deadline.
     into_package:   copy into `flashinfer/data/aot` instead of offering a provider package.
     python_path:    PYTHONPATH in force.
+    watch:          hands on what is downloaded, for people to see; see `kcache.workflows.install.Watch`.
     """
 
     asked: Wanted = Wanted()
@@ -53,6 +58,7 @@ class RestoreRequest:
     lock_timeout: float = 60.0
     into_package: bool = False
     python_path: str = ""
+    watch: Watch | None = None
 
 
 @dataclass(slots=True)
@@ -291,5 +297,5 @@ def _install(run: _Run, entry: IndexEntry, manifest: Manifest) -> str:
     store = run.store_of.get(manifest.fingerprint)
     if store is None:
         raise NotFoundError(f"no store has {manifest.fingerprint}")
-    run.found[manifest.fingerprint] = install_entry(run.cache, store, entry, manifest, run.deadline)
+    run.found[manifest.fingerprint] = install_entry(run.cache, store, entry, manifest, run.deadline, watch=run.request.watch)
     return action

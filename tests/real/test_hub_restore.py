@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from container import Container, Done
+from container import REPOSITORY, Container, Done
 from hub.process import READER, STRANGER, WRITER, HubProcess, local_hub
 from hub.static import static_site
 
@@ -67,6 +68,26 @@ def restore(container: Container, *words: str, env: Mapping[str, str] | None = N
 
 def resolved(hub: HubProcess) -> list[str]:
     return [line["path"] for line in hub.requests() if line["port"] == "hub"]
+
+
+def test_a_download_that_takes_long_is_drawn_for_people_and_for_nobody_else(hub: HubProcess, container: Container) -> None:
+    slow = [{"path": CDN, "action": "slow", "rate": 30_000}]
+    hub.fault(*slow)
+    assert "━" not in restore(container, "--json").done.err
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "kcache", "restore", "--from", STORE, "--arch", "9.0a"]
+    home = container.home.with_name("another")
+    home.mkdir()
+    environ = {**container.variables, "HOME": str(home), "TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # what a terminal's reader gets when the last writer is gone
+        while chunk := os.read(ours, 1 << 16):
+            seen += chunk
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    assert "cascade" in seen.decode() and "━" in seen.decode() and "kB" in seen.decode()
 
 
 # hits ---------------------------------------------------------------------------------------------------------------------
