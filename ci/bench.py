@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--module", action="store_true", help="run python -m kcache instead of the installed command")
     parser.add_argument("--kernels", action="store_true", help="build and restore b12x kernels instead of modules")
+    parser.add_argument("--hub", action="store_true", help="restore from a local Hub, and from stores of many entries")
     options = parser.parse_args()
     if shutil.which("zstd") is None:
         sys.exit("ci/bench compares with the zstd program; install it first")
@@ -172,7 +173,15 @@ def main() -> None:
         scratch = Path(name)
         store = options.store or (scratch if options.kernels else small_store(scratch, options.arch))
         bench = Bench(store, options.arch, scratch, options.runs)
-        bench.kernels() if options.kernels else bench.all()
+        if options.hub:
+            sys.path.insert(0, str(Path(__file__).parents[1]))
+            from ci.bench_hub import measure
+
+            measure(bench)
+        elif options.kernels:
+            bench.kernels()
+        else:
+            bench.all()
     table = Table(title=f"medians of {options.runs} runs (smallest to largest)")
     for column in ("measured", "kcache", "compared with", "ratio", "goal"):
         table.add_column(column)
