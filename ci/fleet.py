@@ -31,11 +31,12 @@ CMD = ["--", "/bin/sh", "-c", "echo started"]
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One container: whether its command ran, after how many seconds, and what it was started with."""
+    """One container: whether its command ran, after how many seconds, what it was started with, and what kcache said."""
 
     started: bool
     seconds: float
     status: str
+    said: str
 
 
 def start(hub: HubProcess, scratch: Path, number: int, options: argparse.Namespace) -> Start:
@@ -49,7 +50,7 @@ def start(hub: HubProcess, scratch: Path, number: int, options: argparse.Namespa
     seconds = time.monotonic() - began
     shutil.rmtree(home)
     status = "hit" if "kcache: restored" in done.stderr else "miss"
-    return Start(started=done.stdout == "started\n", seconds=seconds, status=status)
+    return Start(started=done.stdout == "started\n", seconds=seconds, status=status, said=done.stderr.strip())
 
 
 def publish(hub: HubProcess, store: Path, scratch: Path) -> None:
@@ -103,6 +104,8 @@ def say(options: argparse.Namespace, starts: list[Start], asked: list[dict[str, 
     }
     for name, value in found.items():
         print(f"{name:34}{value}")
+    for said, count in Counter(one.said for one in starts if one.status != "hit").items():
+        print(f"{count} said: {said}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=2))
     return 1 if late else 0

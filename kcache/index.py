@@ -53,14 +53,30 @@ class IndexEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """Several entries in one file (`kcache.store.bundle`), for containers that need them all. `manifests`: their digests."""
+
+    file: Blob
+    manifests: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file.to_json(), "manifests": sorted(self.manifests)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Everything that a store publishes for one environment (see `index_path`), sorted by fingerprint."""
+    """Everything that a store publishes for one environment (see `index_path`), sorted by fingerprint. Bundles hold what its
+    lines name, and nothing else; a kcache that does not know them reads the lines."""
 
     entries: tuple[IndexEntry, ...]
+    bundles: tuple[Bundle, ...] = ()
 
     def encode(self) -> bytes:
         ordered = sorted(self.entries, key=lambda entry: entry.key.fingerprint)
-        return digest.canonical_json({"format": INDEX_FORMAT, "entries": [entry.to_json() for entry in ordered]})
+        document: dict[str, Any] = {"format": INDEX_FORMAT, "entries": [entry.to_json() for entry in ordered]}
+        if self.bundles:
+            document["bundles"] = [bundle.to_json() for bundle in sorted(self.bundles, key=lambda bundle: bundle.file.path)]
+        return digest.canonical_json(document)
 
 
 def archive_path(sha256: str) -> str:
@@ -96,6 +112,34 @@ def _parse_blob(value: Any, path: str, limit: int, reader: Reader) -> Blob:
     )
 
 
+def bundle_path(directory: str, sha256: str) -> str:
+    """Where a bundle lies in a store: below the environment's `index_directory`. What is in it stands beside it, in `.json`."""
+    return f"{directory}/bundles/{sha256.removeprefix('sha256:')}.tar"
+
+
+def parse_bundle(data: bytes, what: str) -> Bundle:
+    """A bundle's description from bytes.
+
+    Raises:
+        IntegrityError, ManifestError: with every problem found.
+    """
+    reader = Reader()
+    bundle = _read_bundle(decode(data, what, LIMITS.index_bytes), "bundle", reader)
+    reader.finish(what)
+    return bundle
+
+
+def _read_bundle(value: Any, path: str, reader: Reader) -> Bundle:
+    document = reader.object(value, path)
+    file = _parse_blob(document.get("file"), f"{path}.file", LIMITS.archive_bytes, reader)
+    named = document.get("manifests")
+    if not isinstance(named, list):
+        reader.problems.append(f"{path}.manifests: not a list")
+        named = []
+    manifests = [reader.sha256(one, f"{path}.manifests[{number}]") for number, one in enumerate(named)]
+    return Bundle(file=file, manifests=tuple(sorted(manifests)))
+
+
 def parse_index(data: bytes, what: str = "index") -> Index:
     """An index from bytes.
 
@@ -129,8 +173,13 @@ def parse_index(data: bytes, what: str = "index") -> Index:
             entries.append(
                 IndexEntry(key=key, manifest=parsed[0], archive=parsed[1], unpacked_size=parsed[2], build_seconds=parsed[3])
             )
+    bundles = document.get("bundles", [])
+    if not isinstance(bundles, list):
+        reader.problems.append("bundles: not a list")
+        bundles = []
+    read = [_read_bundle(item, f"bundles[{number}]", reader) for number, item in enumerate(bundles)]
     reader.finish(what)
-    return Index(entries=tuple(entries))
+    return Index(entries=tuple(entries), bundles=tuple(read))
 
 
 def index_entry(manifest: Manifest, encoded: bytes) -> IndexEntry:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "build": "compile entries on a host that needs no GPU",
+    "compact": "put published entries together into one file beside them, for fleets",
     "doctor": "what would keep a restored cache from being used here, with remedies",
     "env": "what this host is: every ingredient of a key",
     "export": "copy published entries into one file, for hosts without a network",

@@ -7,7 +7,7 @@ itself a store to restore from, and importing it is publishing what it holds.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,6 +69,19 @@ def export(
         StoreError, IntegrityError, ManifestError: the store failed, or what it holds is damaged.
         InstallError: the file cannot be written.
     """
+    chosen = choose_entries(store, asked=asked, archs=archs, flashinfer=flashinfer)
+    return ExportReport(
+        path=str(path),
+        store=store.describe(),
+        sha256=write_bundle(store, chosen, path, progress),
+        size=path.stat().st_size,
+        entries=sum(map(len, chosen.values())),
+        environments=tuple(chosen),
+    )
+
+
+def choose_entries(store: Store, *, asked: Wanted, archs: Sequence[str], flashinfer: str) -> dict[str, list[IndexEntry]]:
+    """The path of an index -> what of its entries is asked for; arguments and errors as for `export`."""
     chosen: dict[str, list[IndexEntry]] = {}
     for name in list_environments(store):
         for entry in parse_index(store.read_bytes(name, LIMITS.index_bytes), f"{name} of {store.describe()}").entries:
@@ -77,17 +90,15 @@ def export(
                 chosen.setdefault(name, []).append(entry)
     if not chosen:
         raise UsageError(f"{store.describe()} has nothing of what was asked for", remedy="`kcache lookup` lists what it has.")
+    return chosen
+
+
+def write_bundle(store: Store, chosen: Mapping[str, Sequence[IndexEntry]], path: Path, progress: Progress) -> str:
+    """Writes a new bundle, whole or not at all; its digest. Equal entries give equal bytes. Raises as `export`."""
     whole = hashlib.sha256()
     blocks = _hashed(_blocks(store, chosen, progress), whole)
     fsops.stage(path.parent, path.name, blocks, expected_size=None, expected_sha256=None).commit()
-    return ExportReport(
-        path=str(path),
-        store=store.describe(),
-        sha256=f"sha256:{whole.hexdigest()}",
-        size=path.stat().st_size,
-        entries=sum(map(len, chosen.values())),
-        environments=tuple(chosen),
-    )
+    return f"sha256:{whole.hexdigest()}"
 
 
 def _hashed(blocks: Iterable[bytes], whole: hashlib._Hash) -> Iterator[bytes]:
@@ -96,7 +107,7 @@ def _hashed(blocks: Iterable[bytes], whole: hashlib._Hash) -> Iterator[bytes]:
         yield block
 
 
-def _blocks(store: Store, chosen: dict[str, list[IndexEntry]], progress: Progress) -> Iterator[bytes]:
+def _blocks(store: Store, chosen: Mapping[str, Sequence[IndexEntry]], progress: Progress) -> Iterator[bytes]:
     """The bundle's bytes: indexes, manifests, archives."""
     for name, entries in chosen.items():
         yield from _object(name, Index(entries=tuple(entries)).encode())

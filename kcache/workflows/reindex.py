@@ -13,11 +13,22 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kcache.documents import LIMITS, decode
 from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError
-from kcache.index import INDEX_FORMAT, Index, IndexEntry, archive_path, index_entry, manifest_path, parse_index
+from kcache.index import (
+    INDEX_FORMAT,
+    Bundle,
+    Index,
+    IndexEntry,
+    archive_path,
+    index_entry,
+    manifest_path,
+    parse_bundle,
+    parse_index,
+)
 from kcache.key import EntryKey
 from kcache.manifest import Manifest, parse_manifest
 from kcache.store.base import Store
@@ -91,6 +102,7 @@ def rebuild_index(store: Store, directory: str) -> Rebuilt:
     """
     path = f"{directory}/index.json"
     fresh: dict[str, IndexEntry] = {}
+    read: dict[str, Bundle] = {}
     for attempt in range(ATTEMPTS):
         try:
             current = store.read_bytes(path, LIMITS.index_bytes)
@@ -105,7 +117,7 @@ def rebuild_index(store: Store, directory: str) -> Rebuilt:
                 line = _adopt(store, fingerprint, newest, fresh, warnings) or line
             if line is not None:
                 entries.append(line)
-        encoded = Index(entries=tuple(entries)).encode()
+        encoded = Index(entries=tuple(entries), bundles=tuple(_bundles(store, directory, entries, read, warnings))).encode()
         if encoded == current or (current is None and not entries):
             return Rebuilt(size=0, warnings=tuple(warnings))
         try:
@@ -118,6 +130,26 @@ def rebuild_index(store: Store, directory: str) -> Rebuilt:
         f"{path} of {store.describe()} was rewritten by others {ATTEMPTS} times",
         remedy="Publish again when fewer publishers are at work; nothing that was uploaded is lost.",
     )
+
+
+def _bundles(
+    store: Store, directory: str, entries: Sequence[IndexEntry], read: dict[str, Bundle], warnings: list[str]
+) -> list[Bundle]:
+    """The bundles beside an index of which several entries still count. `read`: those that are known already."""
+    current = {entry.manifest.sha256 for entry in entries}
+    found = []
+    for path in store.list(f"{directory}/bundles", depth=1):
+        if not path.endswith(".json"):
+            continue
+        try:
+            if path not in read:
+                read[path] = parse_bundle(store.read_bytes(path, LIMITS.index_bytes), f"{path} of {store.describe()}")
+        except (IntegrityError, ManifestError, NotFoundError) as error:
+            warnings.append(f"left out of the index: {error}")
+            continue
+        if len(current.intersection(read[path].manifests)) > 1:
+            found.append(read[path])
+    return found
 
 
 def _lines(data: bytes, path: str, warnings: list[str]) -> dict[str, IndexEntry]:

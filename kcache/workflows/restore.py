@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from kcache import fsops
 from kcache.errors import (
@@ -21,7 +22,7 @@ from kcache.errors import (
     TrustError,
     UsageError,
 )
-from kcache.index import IndexEntry, index_entry, index_path
+from kcache.index import Index, IndexEntry, index_entry, index_path
 from kcache.key import NVCC
 from kcache.kinds.provider import python_path
 from kcache.local_cache import Damage, InstalledEntry, LocalCache
@@ -95,9 +96,12 @@ def restore(
     cache.check()
     run = _Run(request=request, cache=cache, target=target, deadline=deadline)
     outcome = None
-    for store, entries in _published(run, stores):
-        _prefer(run, store, entries)
+    for store, index in _published(run, stores):
+        _prefer(run, store, index.entries)
+        bundle = _fetch_together(run, store, index) if index.bundles else None
         outcome = _bring(run)
+        if bundle is not None:
+            bundle.unlink(missing_ok=True)
         if _whole(run, outcome):
             break
     if outcome is None:
@@ -194,8 +198,8 @@ def _taken_in(run: _Run, entries: Sequence[InstalledEntry], done: Placement) -> 
     return {fingerprint: (f"{titles[fingerprint]}: {why}",) for fingerprint, why in done.refusals.items()}
 
 
-def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> Iterator[tuple[Store, Sequence[IndexEntry]]]:
-    """Each store that has an index for this environment, with its lines. One bad store does not stop the next."""
+def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> Iterator[tuple[Store, Index]]:
+    """Each store that has an index for this environment, with it. One bad store does not stop the next."""
     for make in stores:
         try:
             store = make()
@@ -207,7 +211,47 @@ def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> Iterator[tup
             run.warnings.append(str(error))
             continue
         if index is not None and index.entries:
-            yield store, index.entries
+            yield store, index
+
+
+def _fetch_together(run: _Run, store: Store, index: Index) -> Path | None:
+    """Fetches several of the missing entries as one bundle, if the store has one; where it lies."""
+    from kcache.workflows.bundled import FAILURES, Bundled, best_bundle, fetch_bundle
+
+    missing = _missing(run, store)
+    if best_bundle(missing, index.bundles) is None:
+        return None
+    try:
+        run.cache.prepare()
+        with fsops.locked(run.cache.lock_path, _lock_seconds(run)):
+            for entry in missing:  # whoever held the lock before us may have installed them
+                run.found.pop(entry.key.fingerprint, None)
+            best = best_bundle(_missing(run, store), index.bundles)
+            if best is None:
+                return None
+            path = fetch_bundle(run.cache, store, best[0], run.deadline, run.request.watch)
+    except FAILURES as error:
+        run.warnings.append(f"entries are fetched one by one: {error}")
+        return None
+    for entry in best[1]:
+        run.store_of[entry.key.fingerprint] = Bundled(store, path)
+    return path
+
+
+def _missing(run: _Run, store: Store) -> list[IndexEntry]:
+    """What of a store's lines will be chosen among and is not in place, as far as keys tell."""
+    asked = [e for e in run.entries.values() if run.store_of.get(e.key.fingerprint) is store and run.request.asked.takes(e.key)]
+    unclear = ambiguous_models((entry.key for entry in run.entries.values()), run.request.asked)
+    found = candidates(asked, run.target.environment, strict=run.request.strict_match)
+    fitting = [one.entry for one in found if one.decision.accepted and one.entry.key.model not in unclear]
+    for entry in fitting:
+        run.found.setdefault(entry.key.fingerprint, run.cache.find(entry.key.fingerprint))
+    return [entry for entry in fitting if not _is_installed(run, entry)]
+
+
+def _is_installed(run: _Run, entry: IndexEntry) -> bool:
+    found = run.found.get(entry.key.fingerprint)
+    return isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256
 
 
 def _installed(run: _Run) -> dict[str, IndexEntry]:
@@ -250,7 +294,7 @@ def _manifest(run: _Run, entry: IndexEntry) -> Manifest:
 def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
     """Installs what was chosen and is not in place, under the cache's lock; nothing to do takes no lock."""
     chosen = {e.key.fingerprint: (e, m) for choice in choices for e, m in choice.chosen.values()}
-    todo = {fp: pair for fp, pair in chosen.items() if fp not in run.errors and not _in_place(run, *pair)}
+    todo = {fp: pair for fp, pair in chosen.items() if fp not in run.errors and not _is_installed(run, pair[0])}
     for fingerprint in chosen.keys() - todo.keys() - run.errors.keys():
         run.actions.setdefault(fingerprint, "in-place")
     if not todo:
@@ -270,18 +314,13 @@ def _place(run: _Run, fingerprint: str, entry: IndexEntry, manifest: Manifest) -
     """Installs one entry, unless whoever held the lock before us has done it. One that fails does not stop the others."""
     run.cache.sweep(manifest)
     run.found[fingerprint] = run.cache.find(fingerprint)
-    if _in_place(run, entry, manifest):
+    if _is_installed(run, entry):
         run.actions[fingerprint] = "in-place"
         return
     try:
         run.actions[fingerprint] = _install(run, entry, manifest)
     except (IntegrityError, StoreError, InstallError, TrustError) as error:
         run.errors[fingerprint] = error
-
-
-def _in_place(run: _Run, entry: IndexEntry, manifest: Manifest) -> bool:
-    found = run.found.get(manifest.fingerprint)
-    return isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256
 
 
 def _install(run: _Run, entry: IndexEntry, manifest: Manifest) -> str:

@@ -1,0 +1,56 @@
+"""`kcache compact`: what a fleet needs as one file in the store, fetched with one request."""
+
+from __future__ import annotations
+
+import click
+
+from kcache.cli import messages
+from kcache.cli.options import archs_option, json_option, kinds_option, models_option, modules_option
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kcache compact --to hf://owner/repo --arch 9.0a --kinds sampling --model Qwen3-30B-A3B
+  kcache compact --to /mnt/kcache --flashinfer 0.7.4""",
+)
+@click.option("--to", "store", required=True, metavar="STORE", help="The store: a directory, or hf://owner/repo.")
+@kinds_option
+@modules_option
+@models_option
+@archs_option
+@click.option("--flashinfer", metavar="VERSION", default="", help="Only entries for this version of FlashInfer.")
+@json_option
+def command(
+    store: str,
+    kinds: tuple[str, ...],
+    modules: tuple[str, ...],
+    models: tuple[str, ...],
+    archs: tuple[str, ...],
+    flashinfer: str,
+    as_json: bool,
+) -> None:
+    """Put published entries that one container needs together into one file beside them.
+
+    \b
+    A restore takes it where that saves requests, and single entries otherwise; nothing changes for anybody else. Name what a
+    fleet's containers restore: one GPU architecture, its kinds, its models. Run it again when entries were added.
+    """
+    from kcache.store.open import open_store
+    from kcache.workflows.compact import compact
+    from kcache.workflows.resolve import Wanted
+
+    found = compact(
+        open_store(store, writing=True),
+        asked=Wanted(kinds=kinds, modules=modules, models=models),
+        archs=[arch.replace(".", "") for arch in archs],
+        flashinfer=flashinfer,
+        progress=lambda line: messages.say(line, at=messages.VERBOSE),
+    )
+    if as_json:
+        from kcache.cli.main import echo_json
+
+        echo_json({"store": store, "bundles": [one.to_json() for one in found]})
+    for one in found:
+        done = "there already" if one.present else "uploaded"
+        messages.say(f"{one.entries} entries of {one.index} in one file: {one.size / 1e6:.1f} MB, {done}")
