@@ -19,6 +19,9 @@ from kcache.values import dataclass
 
 INDEX_FORMAT = "kcache.index/1"
 
+_SHOWN = 200
+"""Characters of a text that is only shown."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
@@ -34,22 +37,29 @@ class Blob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexEntry:
-    """One line of an index: enough to decide by key, and to fetch the rest verified."""
+    """One line of an index: enough to decide by key, and to fetch the rest verified.
+
+    built:  when the entry was built, `2026-12-01T09:00:00Z`; empty in lines that an older kcache wrote.
+    signer: who signed it, as the index says, which proves nothing; empty where nobody did.
+    """
 
     key: EntryKey
     manifest: Blob
     archive: Blob
     unpacked_size: int
     build_seconds: float
+    built: str = ""
+    signer: str = ""
 
     def to_json(self) -> dict[str, Any]:
+        """Facts that are not known are left out, so that lines of older manifests stay what they were."""
         return {
             "key": self.key.to_json(),
             "manifest": self.manifest.to_json(),
             "archive": self.archive.to_json(),
             "unpacked_size": self.unpacked_size,
             "build_seconds": self.build_seconds,
-        }
+        } | {name: text for name, text in (("built", self.built), ("signer", self.signer)) if text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +181,15 @@ def parse_index(data: bytes, what: str = "index") -> Index:
         )
         if key is not None:
             entries.append(
-                IndexEntry(key=key, manifest=parsed[0], archive=parsed[1], unpacked_size=parsed[2], build_seconds=parsed[3])
+                IndexEntry(
+                    key=key,
+                    manifest=parsed[0],
+                    archive=parsed[1],
+                    unpacked_size=parsed[2],
+                    build_seconds=parsed[3],
+                    built=_shown(line.get("built")),
+                    signer=_shown(line.get("signer")),
+                )
             )
     bundles = document.get("bundles", [])
     if not isinstance(bundles, list):
@@ -182,6 +200,11 @@ def parse_index(data: bytes, what: str = "index") -> Index:
     return Index(entries=tuple(entries), bundles=tuple(read))
 
 
+def _shown(value: Any) -> str:
+    """A text that is only shown to people: what is none, or could be an attack on a terminal, is dropped and harms nothing."""
+    return value if isinstance(value, str) and len(value) <= _SHOWN and value.isprintable() else ""
+
+
 def index_entry(manifest: Manifest, encoded: bytes) -> IndexEntry:
     """The index line of a manifest whose canonical bytes are `encoded`."""
     return IndexEntry(
@@ -190,4 +213,5 @@ def index_entry(manifest: Manifest, encoded: bytes) -> IndexEntry:
         archive=Blob(path=archive_path(manifest.archive.sha256), size=manifest.archive.size, sha256=manifest.archive.sha256),
         unpacked_size=manifest.archive.unpacked_size,
         build_seconds=sum(manifest.build_seconds.values()),
+        built=_shown(manifest.provenance.get("built")),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,7 @@ def write_parts(output: Path, parts: EntryParts, files: Mapping[str, Path], prov
             archive=archive.pack(files, packed),
             sources=parts.sources,
             build_seconds=parts.build_seconds,
-            provenance={"kcache": __version__, **provenance},
+            provenance={"kcache": __version__, "built": built_now(os.environ), **provenance},
             kernels=parts.kernels,
             programs=parts.programs,
         )
@@ -161,6 +162,12 @@ def write_parts(output: Path, parts: EntryParts, files: Mapping[str, Path], prov
         model=parts.key.model,
         variant=parts.key.variant,
     )
+
+
+def built_now(environ: Mapping[str, str]) -> str:
+    """The time that an entry says it was built, UTC; SOURCE_DATE_EPOCH (reproducible-builds.org) where that is set."""
+    given = environ.get("SOURCE_DATE_EPOCH", "")
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(int(given) if given.isdecimal() else None))
 
 
 def _built(one: Compiled, package: Path) -> BuiltModule:

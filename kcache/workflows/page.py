@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from kcache.documents import LIMITS
 from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError
 from kcache.index import Index, IndexEntry, parse_index
+from kcache.matrix import make_matrix
+from kcache.matrix_text import page_section
 from kcache.store.base import Store
 from kcache.values import dataclass
 from kcache.workflows.catalog import list_environments
@@ -71,6 +73,7 @@ def _indexes(store: Store) -> dict[str, Index]:
 def render(store: str, indexes: Mapping[str, Index]) -> str:
     """The page, from the paths of indexes and what they list."""
     rows = [_row(path, index.entries) for path, index in sorted(indexes.items())]
+    matrix = make_matrix([store], [entry for index in indexes.values() for entry in index.entries])
     where = store.partition("@")[0]
     return f"""---
 tags:
@@ -97,7 +100,13 @@ same bytes every time. What is restored is native code: use it only if you trust
 | FlashInfer | machine | CUDA | kinds | GPU architectures | entries | size | compile time saved |
 |---|---|---|---|---|---|---|---|
 {chr(10).join(rows) or "| nothing yet | | | | | | | |"}
-"""
+
+## Which models and kinds
+
+Each cell: entries, size, and the compile time that they save. `kcache matrix --from {where} --html matrix.html` makes a page
+with filters, dates and signers.
+
+{page_section(matrix)}"""
 
 
 def _row(path: str, entries: Sequence[IndexEntry]) -> str:
