@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kcache.workflows.lookup import CandidateReport, LookupReport
 
 SHOWN = 10
-"""Candidates listed for people; --json lists all."""
+"""Candidates, and fields of one that differ, listed for people; --json lists all."""
 
 
 @click.command(
@@ -58,7 +58,12 @@ def command(
     strict_match: bool,
     as_json: bool,
 ) -> None:
-    """Hit or miss for each kind, and for each candidate the fields that differ. Installs nothing."""
+    """Hit or miss for each kind; for each candidate why it does not fit, and what would make it fit. Installs nothing.
+
+    \b
+    --env FILE asks for an environment that is not here: `kcache env --save` on another host, or `kcache env --image-root DIR`
+    for a container image that is not running. `kcache -v lookup` also lists every field that differs.
+    """
     from kcache.store.open import open_store
     from kcache.workflows.lookup import lookup
     from kcache.workflows.resolve import Wanted
@@ -99,8 +104,12 @@ def _tell(report: LookupReport) -> None:
         key = candidate.entry.key
         name = f"{key.kind} {key.title} {key.arch} {key.fingerprint[7:19]}"
         click.echo(f"  {name}: {'fits' if candidate.accepted else candidate.error or 'differs'}")
-        for check in candidate.differs:
-            click.echo(f"    {check.describe()}")
+        if (advice := candidate.advice) is not None:
+            click.echo(f"    {advice.why}")
+            for step in advice.to_hit:
+                click.echo(f"    to make it a hit{', also' if step != advice.to_hit[0] else ''}: {step}")
+        for check in candidate.differs[:SHOWN]:
+            messages.say(f"  {check.describe()}", at=messages.VERBOSE)
         _explain(candidate)
     if len(report.candidates) > SHOWN:
         click.echo(f"  and {len(report.candidates) - SHOWN} more (--json lists all)")

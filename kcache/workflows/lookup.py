@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from kcache.advice import Advice, advise
 from kcache.documents import LIMITS
 from kcache.errors import KcacheError, StoreError
 from kcache.index import IndexEntry, parse_index
@@ -41,6 +42,11 @@ class CandidateReport:
     def accepted(self) -> bool:
         return not self.differs and not self.error
 
+    @property
+    def advice(self) -> Advice | None:
+        """Why not, in a sentence, and what would make it a hit; None where nothing differs."""
+        return advise(self.entry.key, self.differs) if self.differs else None
+
     def to_json(self) -> dict[str, Any]:
         key = self.entry.key
         return {
@@ -55,6 +61,8 @@ class CandidateReport:
             "accepted": self.accepted,
             "differs": [check.to_json() for check in self.differs],
             "error": self.error,
+            "why": advice.why if (advice := self.advice) else self.error,
+            "to_hit": list(advice.to_hit) if advice else [],
         } | ({"explained": [check.to_json() for check in self.explained]} if self.explained else {})
 
 
