@@ -26,26 +26,39 @@ _DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}")
 Examples:
   kcache env
   kcache env --python /opt/venv/bin/python --save container.json
+  kcache env --image-root ./rootfs --gpu rtx-pro-6000 --save container.json
   kcache lookup --from /mnt/kcache --env container.json"""
 )
 @archs_option
 @gpus_option
 @python_option
 @env_option
+@click.option("--image-root", metavar="DIR", help="An unpacked container image instead of this host; nothing of it is run.")
 @click.option("--save", "save_file", metavar="FILE", help="Write the environment to FILE, for --env of other commands.")
 @json_option
 def command(
-    archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, env_file: str | None, save_file: str | None, as_json: bool
+    archs: tuple[str, ...],
+    gpus: tuple[str, ...],
+    python: str | None,
+    env_file: str | None,
+    image_root: str | None,
+    save_file: str | None,
+    as_json: bool,
 ) -> None:
     """Every ingredient of a key on this host, by kind. Imports neither torch nor FlashInfer.
 
     \b
     --save writes everything that matching can ask for, a digest of each FlashInfer source among it.
+    --image-root takes --python as a path in the image, and --arch or --gpu for the host to come. Variables of the image's
+    configuration, such as LD_LIBRARY_PATH, are not in its file system and are taken as unset.
     """
-    from kcache.workflows.environment import describe, save
+    from kcache.workflows.environment import describe, describe_image, save
     from kcache.workflows.target import TargetRequest
 
-    description = describe(TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file), os.environ)
+    if image_root is not None and env_file is not None:
+        raise click.UsageError("--image-root and --env both name an environment: give one of them.")
+    request = TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file)
+    description = describe(request, os.environ) if image_root is None else describe_image(Path(image_root), request)
     if save_file is not None:
         save(description.environment, Path(save_file))
     if as_json:

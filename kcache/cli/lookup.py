@@ -62,7 +62,7 @@ def command(
 
     \b
     --env FILE asks for an environment that is not here: `kcache env --save` on another host, or `kcache env --image-root DIR`
-    for a container image that is not running. `kcache -v lookup` also lists every field that differs.
+    for a container image that is not running.
     """
     from kcache.store.open import open_store
     from kcache.workflows.lookup import lookup
@@ -109,7 +109,7 @@ def _tell(report: LookupReport) -> None:
             for step in advice.to_hit:
                 click.echo(f"    to make it a hit{', also' if step != advice.to_hit[0] else ''}: {step}")
         for check in candidate.differs[:SHOWN]:
-            messages.say(f"  {check.describe()}", at=messages.VERBOSE)
+            click.echo(f"    {check.describe()}")
         _explain(candidate)
     if len(report.candidates) > SHOWN:
         click.echo(f"  and {len(report.candidates) - SHOWN} more (--json lists all)")

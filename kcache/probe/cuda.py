@@ -44,7 +44,7 @@ def toolkit_release(environ: Mapping[str, str]) -> Fact:
     nvcc = find_nvcc(environ)
     if nvcc is None:
         return ABSENT
-    if release := _stated_release(os.path.dirname(os.path.dirname(nvcc))):
+    if release := stated_release(os.path.dirname(os.path.dirname(nvcc))):
         return known(release)
     import subprocess
 
@@ -58,7 +58,7 @@ def toolkit_release(environ: Mapping[str, str]) -> Fact:
     return known(found[1]) if found else undetermined(f"{nvcc} does not say its release")
 
 
-def _stated_release(home: str) -> str | None:
+def stated_release(home: str) -> str | None:
     """The compiler's release from the version.json that NVIDIA's own installers write."""
     import json
 

@@ -93,7 +93,7 @@ def probe_host(*, python: str | None, described_archs: Sequence[str], environ: M
         process=process,
     )
     report = gpus.find_gpus(environ, process.find(gpus.NVML_LIBRARY))
-    facts["cuda.runtime"] = _cuda_runtime(facts["torch.cuda"], installed, process)
+    facts["cuda.runtime"] = cuda_runtime(facts["torch.cuda"], installed, process)
     described_for = facts["cuda.runtime"] if described_archs else ABSENT
     chosen = gpus.choose_archs(
         described=described_archs,
@@ -105,7 +105,7 @@ def probe_host(*, python: str | None, described_archs: Sequence[str], environ: M
     facts |= libraries.libstdcxx_facts(process.find("libstdc++.so.6"))
     facts |= {"gpu.names": report.names, "gpu.source": chosen.source, "driver.version": report.driver}
     facts |= {sm_count_fact(arch): gpus.sm_counts(report.gpus, arch) for arch in chosen.archs}
-    facts |= _package_facts(installed)
+    facts |= package_facts(installed)
     return Host(environment=Environment(facts=facts, archs=chosen.archs), paths=paths, gpus=report)
 
 
@@ -127,7 +127,7 @@ def _machine_facts(interpreter: Interpreter) -> dict[str, Fact]:
     }
 
 
-def _package_facts(installed: Packages) -> dict[str, Fact]:
+def package_facts(installed: Packages) -> dict[str, Fact]:
     return {
         "tvm_ffi.version": packages.tvm_ffi_version(installed),
         "flashinfer_jit_cache.version": packages.distribution_version(installed, "flashinfer-jit-cache"),
@@ -139,7 +139,7 @@ _RUNTIME_WHEELS = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cu
 _RUNTIME_SONAMES = ("libcudart.so.13", "libcudart.so.12")
 
 
-def _cuda_runtime(torch_cuda: Fact, installed: Packages, process: Process) -> Fact:
+def cuda_runtime(torch_cuda: Fact, installed: Packages, process: Process) -> Fact:
     """The release of the CUDA runtime that the server would use: torch's, else the runtime wheel's, else the system's.
 
     A CUDA build of torch has loaded its libcudart before anything else asks for one. Of a system's library sometimes only the
@@ -153,7 +153,7 @@ def _cuda_runtime(torch_cuda: Fact, installed: Packages, process: Process) -> Fa
             return known(found[0])
     for soname in _RUNTIME_SONAMES:
         if path := process.find(soname):
-            version = os.path.basename(os.path.realpath(path)).partition(".so.")[2]
+            version = os.path.basename(os.path.realpath(process.seen(path))).partition(".so.")[2]
             return known(".".join(version.split(".")[:2]))
     return ABSENT
 
@@ -215,21 +215,27 @@ def _digest(path: str) -> tuple[str, os.stat_result]:
         os.close(descriptor)
 
 
-def describe_host(host: Host) -> Environment:
-    """The whole environment for people and for `--save`: every FlashInfer source, cutlass-dsl by content. Takes seconds."""
+def describe_host(host: Host, toolkit: Fact | None = None) -> Environment:
+    """The whole environment for people and for `--save`: every FlashInfer source, cutlass-dsl by content. Takes seconds.
+
+    Args:
+        toolkit: the CUDA toolkit's release; None to look for one on this host.
+    """
     sources = hash_sources(host.paths.flashinfer, sorted(_source_files(host.paths.flashinfer)))
     facts = dict(host.environment.facts)
-    facts["cuda.toolkit"] = cuda.toolkit_release(host.paths.process.environ)
+    facts["cuda.toolkit"] = cuda.toolkit_release(host.paths.process.environ) if toolkit is None else toolkit
     facts["flashinfer.tree"] = _tree_digest(host.paths.flashinfer, sources)
     facts |= compiler_of(host)
-    found = libraries.library_facts(host.paths.process, _usual_sonames(), driver_expected=driver_expected(host))
+    found = libraries.library_facts(
+        host.paths.process, _usual_sonames(host.paths.process.machine), driver_expected=driver_expected(host)
+    )
     return replace(host.environment, facts=facts, libraries={**host.environment.libraries, **found}, sources=sources)
 
 
-def _usual_sonames() -> tuple[str, ...]:
+def _usual_sonames(machine: str) -> tuple[str, ...]:
     """What FlashInfer's modules need in all, as built with CUDA 12 and 13 (jit/cpp_ext.py and the ldflags of modules, 0.7.4)."""
     system = "libc.so.6 libm.so.6 libdl.so.2 libpthread.so.0 librt.so.1 libgcc_s.so.1 libstdc++.so.6 libgomp.so.1"
-    loader = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}.get(os.uname().machine, "")
+    loader = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}.get(machine, "")
     ours = "libcuda.so.1 libtvm_ffi.so"
     runtime = " ".join(
         f"libcudart.so.{major} libcublas.so.{major} libcublasLt.so.{major} libnvrtc.so.{major}" for major in (12, 13)

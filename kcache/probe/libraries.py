@@ -77,6 +77,8 @@ class Process:
     torch:       the directory of its torch, or None.
     torch_cuda:  the CUDA release of that torch, or None for a CPU build.
     tvm_ffi:     the directory of its tvm_ffi, or None.
+    root:        the root directory of an image that is only looked at, as a real path; empty for this host. Paths above
+                 are within it as they are seen from here; those that the loader itself names are looked up below it.
     """
 
     executable: str
@@ -86,6 +88,7 @@ class Process:
     torch: str | None = None
     torch_cuda: str | None = None
     tvm_ffi: str | None = None
+    root: str = ""
 
     def find(self, soname: str) -> str | None:
         """The file that the loader takes for a library that one of FlashInfer's modules needs; None where it finds none.
@@ -156,7 +159,7 @@ class Process:
     @cached_property
     def _executable_rpath(self) -> tuple[str, ...]:
         """DT_RPATH of the interpreter, which serves every library of the process: how conda's libstdc++ comes first."""
-        executable = os.path.realpath(self.executable)
+        executable = self.seen(self.executable) if self.root else os.path.realpath(self.executable)
         try:
             library = read_library(executable)
         except (OSError, NotElfError):
@@ -165,11 +168,48 @@ class Process:
 
     @cached_property
     def _cache(self) -> Mapping[str, str]:
-        return read_loader_cache(_CACHE, self.machine)
+        return read_loader_cache(self.seen(_CACHE), self.machine)
 
     def _first(self, paths: Iterable[str]) -> str | None:
         """The first path that holds a library of this machine; the loader passes over those of others."""
-        return next((path for path in paths if machine_of(path) == self.machine), None)
+        return next((path for path in paths if machine_of(self.seen(path)) == self.machine), None)
+
+    def seen(self, path: str) -> str:
+        """Where a path of the process is seen from here. Links of an image are followed within it, never out of it."""
+        return path if not self.root else inside(self.root, path.removeprefix(f"{self.root}/"))
+
+
+_LINKS = 40
+"""Links in one path, as Linux has it (ELOOP)."""
+
+
+def inside(root: str, path: str) -> str:
+    """The real path, below the directory `root`, of what a process whose root directory that is would find at `path`.
+
+    A link's target that is absolute, or climbs, stays below the root, as in chroot(2). What is not there is its own path.
+    """
+    left = [part for part in reversed(path.split("/")) if part]
+    found: list[str] = []
+    links = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            del found[-1:]
+            continue
+        here = "/".join((root, *found, part))
+        try:
+            target = os.readlink(here) if links < _LINKS else ""  # noqa: PTH115 - strings, as everywhere here
+        except OSError:
+            target = ""
+        if not target:
+            if part != ".":
+                found.append(part)
+            continue
+        links += 1
+        if target.startswith("/"):
+            found.clear()
+        left += [one for one in reversed(target.split("/")) if one]
+    return "/".join((root, *found))
 
 
 def _expand(paths: Iterable[str], owner: str) -> Iterator[str]:

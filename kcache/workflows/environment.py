@@ -17,7 +17,7 @@ from kcache.key import Environment, Fact, known, undetermined
 from kcache.match import sm_count_fact
 from kcache.probe.caches import CacheRoot, cache_root
 from kcache.probe.host import Host, describe_host
-from kcache.workflows.target import TargetRequest, find_host, find_target
+from kcache.workflows.target import TargetRequest, arch_names_of, find_host, find_target, with_products
 
 NVCC_MODULES = "nvcc modules (kinds sampling, modules)"
 CUTE_DSL = "CuTe-DSL kernels"
@@ -74,6 +74,24 @@ def describe(request: TargetRequest, environ: Mapping[str, str]) -> Description:
         return Description(environment=find_target(request, environ).environment)
     host = find_host(request, environ)
     return Description(environment=describe_host(host), cache=cache_root(environ, os.geteuid()), places=_places(host, environ))
+
+
+def describe_image(root: Path, request: TargetRequest) -> Description:
+    """An unpacked root file system: nothing of it is run or imported.
+
+    Args:
+        request: `python` is the server's Python by its path in the image; `archs` and `gpus` are those of the host to come.
+
+    Raises:
+        ProbeError, UsageError: it holds no Python that can be told, or the request cannot be met.
+    """
+    from kcache.probe.image import image_host
+
+    found, toolkit = image_host(root, python=request.python, archs=arch_names_of(request))
+    environment = with_products(describe_host(found, toolkit), request)
+    paths = found.paths
+    places = {"python": paths.interpreter.executable, "flashinfer": paths.flashinfer, "flashinfer_cubin": paths.cubin}
+    return Description(environment=environment, places={name: path for name, path in places.items() if path is not None})
 
 
 def _places(host: Host, environ: Mapping[str, str]) -> dict[str, str]:

@@ -234,7 +234,7 @@ def find_target(request: TargetRequest, environ: Mapping[str, str], root: CacheR
         ProbeError: the Python cannot be asked. ManifestError: the file is no environment.
     """
     if request.env_file is not None:
-        return Target(_described(_saved(request), request), exports=root.exports if root else None)
+        return Target(with_products(_saved(request), request), exports=root.exports if root else None)
     host = find_host(request, environ)
     return Target(host.environment, host=host, exports=root.exports if root else None, base=root.base if root else None)
 
@@ -243,8 +243,8 @@ def find_host(request: TargetRequest, environ: Mapping[str, str]) -> Host:
     """This host as the request sees it; for what a saved environment does not hold. Raises as `find_target`."""
     from kcache.probe.host import probe_host
 
-    host = probe_host(python=request.python, described_archs=_arch_names(request), environ=environ)
-    return replace(host, environment=_described(host.environment, request))
+    host = probe_host(python=request.python, described_archs=arch_names_of(request), environ=environ)
+    return replace(host, environment=with_products(host.environment, request))
 
 
 def read_environment(path: str) -> Environment:
@@ -265,7 +265,7 @@ def _saved(request: TargetRequest) -> Environment:
     """A saved environment, with the architectures that the request names instead."""
     assert request.env_file is not None
     environment = read_environment(request.env_file)
-    if names := _arch_names(request):
+    if names := arch_names_of(request):
         from kcache.archs import flashinfer_arch
         from kcache.probe.cuda import naming_release
 
@@ -275,7 +275,8 @@ def _saved(request: TargetRequest) -> Environment:
     return environment
 
 
-def _arch_names(request: TargetRequest) -> tuple[str, ...]:
+def arch_names_of(request: TargetRequest) -> tuple[str, ...]:
+    """The architectures that a request names, those of its GPU products among them."""
     return (*request.archs, *(found.arch for found in _products(request)))
 
 
@@ -287,7 +288,7 @@ def _products(request: TargetRequest) -> list[GpuProduct]:
     return [product(name) for name in request.gpus]
 
 
-def _described(environment: Environment, request: TargetRequest) -> Environment:
+def with_products(environment: Environment, request: TargetRequest) -> Environment:
     """The environment with the SM counts of the GPU products that the request describes."""
     from kcache.archs import capability
 

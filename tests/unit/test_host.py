@@ -157,7 +157,7 @@ def test_the_runtime_is_the_one_that_the_server_would_use(
         write(tmp_path / f"nvidia_cuda_runtime-{wheel}.dist-info" / "METADATA", f"Name: x\nVersion: {wheel}\n\n")
     found = packages.scan([str(tmp_path)])
     process = Process(executable=sys.executable, machine=os.uname().machine, environ={})
-    release = host._cuda_runtime(packages.torch_facts(found.package("torch"))["torch.cuda"], found, process)
+    release = host.cuda_runtime(packages.torch_facts(found.package("torch"))["torch.cuda"], found, process)
     system = next((s for s in ("libcudart.so.13", "libcudart.so.12") if process.find(s)), None)
     if expected is None and system is not None:
         assert (release.value or "").partition(".")[0] == system.rpartition(".")[2]
