@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ from kcache.values import dataclass
 
 RECEIPT_FORMAT = "kcache.receipt/1"
 _DOCUMENT_BYTES = 64 << 20
+_USED_EVERY = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +232,17 @@ class LocalCache:
         return self._document(self.base / room / f"{name}.json")
 
     def write(self, room: str, name: str, document: Mapping[str, Any]) -> None:
-        """Writes a small document unless it already says the same.
+        """Writes a small document unless it already says the same; then it is marked as used, at most once an hour: `kcache
+        prune` goes by that.
 
         Raises:
             InstallError: it cannot be written.
         """
         if self.read(room, name) == document:
+            path = f"{self.base}/{room}/{name}.json"
+            with suppress(OSError):
+                if abs(time.time() - os.lstat(path).st_mtime) > _USED_EVERY:
+                    os.utime(path, follow_symlinks=False)
             return
         fsops.ensure_directory(self.base / room, root=self.root)
         fsops.write_bytes(self.base / room / f"{name}.json", digest.canonical_json(document), durable=False)

@@ -27,6 +27,7 @@ COMMANDS = {
     "lookup": "which published entries fit this host, and why the others do not",
     "manifest": "say what to build for a model: made from its config, and checked",
     "matrix": "what is published: by architecture, CUDA, FlashInfer, model and kind",
+    "prune": "remove what is old or no longer used, here or in a store",
     "publish": "upload built entries, then make them visible",
     "restore": "put matching entries in place, then start a server",
     "verify": "prove in a fresh process that no compiler runs",

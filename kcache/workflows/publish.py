@@ -147,6 +147,8 @@ def _plan(store: Store, entry: BuiltEntry, newest: Newest | None) -> _Plan:
     """How an entry stands to what is published under its key."""
     if newest is None:
         return _Plan(entry=entry, status=UPLOADED)
+    if newest.gone:  # pruned, and asked for again
+        return _Plan(entry=entry, status=UPLOADED, generation=newest.generation + 1)
     try:
         theirs, _ = read_published(store, newest.path, entry.manifest.fingerprint)
     except (IntegrityError, ManifestError) as error:

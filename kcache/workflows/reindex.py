@@ -2,7 +2,9 @@
 
 Invariants:
 - Of several manifests of one entry the one of the highest generation counts (`<fingerprint>.json` is generation 0,
-  `<fingerprint>.r1.json` generation 1). So an index is a function of the names in the store, and anyone can rebuild it.
+  `<fingerprint>.r1.json` generation 1). Where a marker of its generation lies beside it (`<fingerprint>.r1.gone.json`) it was
+  pruned, and the entry is not published until a later generation is. So an index is a function of the names in the store, and
+  anyone can rebuild it.
 - The index is read before the names are listed. Whatever it names then was written earlier, so the list has it too, and a swap
   that succeeds has lost nothing.
 - A line is only added when its archive is there with the right size.
@@ -36,15 +38,17 @@ from kcache.store.base import Store
 ATTEMPTS = 100
 """Swaps of one index before giving up."""
 
-_MANIFEST = re.compile(r"([0-9a-f]{64})(?:\.r([1-9][0-9]{0,5}))?\.json")
+_MANIFEST = re.compile(r"([0-9a-f]{64})(?:\.r([1-9][0-9]{0,5}))?(\.gone)?\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Newest:
-    """The manifest of an entry that counts: its generation, and its name in the store."""
+    """The manifest of an entry that counts: its generation, its name in the store, and whether it was pruned since (then `path`
+    is the marker that says so)."""
 
     generation: int
     path: str
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +65,19 @@ def generation_path(key: EntryKey, generation: int) -> str:
     return path if generation == 0 else f"{path.removesuffix('.json')}.r{generation}.json"
 
 
+def gone_path(path: str) -> str:
+    """Where the marker lies that takes a manifest out of every index."""
+    return f"{path.removesuffix('.json')}.gone.json"
+
+
 def newest_manifests(store: Store, directory: str) -> dict[str, Newest]:
     """Fingerprint -> the manifest that counts, for every entry of an environment (see `kcache.index.index_directory`)."""
     found: dict[str, Newest] = {}
     for path in store.list(f"{directory}/entries"):
         if match := _MANIFEST.fullmatch(path.rsplit("/", 1)[-1]):
-            fingerprint, generation = f"sha256:{match[1]}", int(match[2] or 0)
-            if fingerprint not in found or found[fingerprint].generation < generation:
-                found[fingerprint] = Newest(generation=generation, path=path)
+            fingerprint, rank = f"sha256:{match[1]}", (int(match[2] or 0), bool(match[3]))
+            if fingerprint not in found or (found[fingerprint].generation, found[fingerprint].gone) < rank:
+                found[fingerprint] = Newest(generation=rank[0], path=path, gone=rank[1])
     return found
 
 
@@ -112,6 +121,8 @@ def rebuild_index(store: Store, directory: str) -> Rebuilt:
         known = {} if current is None else _lines(current, path, warnings)
         entries = []
         for fingerprint, newest in newest_manifests(store, directory).items():
+            if newest.gone:
+                continue
             line = known.get(fingerprint)
             if line is None or line.manifest.path != newest.path:
                 line = _adopt(store, fingerprint, newest, fresh, warnings) or line

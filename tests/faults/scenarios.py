@@ -15,7 +15,6 @@ from pathlib import Path
 from container import REPOSITORY, Container
 from entries import make_entry, make_fitting_entry, publish, restored
 
-from kcache.errors import KcacheError
 from kcache.local_cache import Damage, InstalledEntry, LocalCache
 from kcache.store.file import FileStore
 
@@ -128,6 +127,29 @@ def _restored(store: FileStore, ingredients: Mapping[str, str]) -> dict[str, dic
     return restored(store, index) if index is not None else {}
 
 
+def _make_installed(place: Path) -> None:
+    make_store(place)
+    kcache(place, *_restore_words(place))
+
+
+def check_pruned(place: Path) -> str:
+    """Whole and installed is old; new is not installed, and all of its files are gone once a prune has ended."""
+    return OLD if check_cache(place) == NEW or any((cache_of(place).base / "entries").iterdir()) else NEW
+
+
+def _make_published(place: Path) -> None:
+    _make_entries(place)
+    publish(place / "entries", place / "store")
+
+
+def check_pruned_store(place: Path) -> str:
+    """What stays is whole all the time; what goes can be had whole as long as an index names it. New: its files are gone."""
+    check_store(place)
+    left = [path for path in (place / "store").rglob("*") if path.is_file() and "flashinfer-0.7.2" in str(path)]
+    manifests = [path for path in left if path.parent.parent.name == "entries" and "gone" not in path.name]
+    return OLD if manifests or len(list((place / "store").rglob("*.tar.zst"))) != 3 else NEW
+
+
 def _store(place: Path) -> Path:
     return place / "store"
 
@@ -152,6 +174,18 @@ IMPORT = Scenario(
     under=_store,
     check=check_store,
 )
-SCENARIOS: tuple[Scenario, ...] = (RESTORE, REPAIR, PUBLISH, IMPORT)
-
-__all__ = ["IMPORT", "NEW", "OLD", "PUBLISH", "REPAIR", "RESTORE", "SCENARIOS", "KcacheError", "Scenario", "environ"]
+PRUNE = Scenario(
+    name="prune",
+    make=_make_installed,
+    words=lambda place: ["prune", "--version", "*", "--grace", "0s"],
+    under=_home,
+    check=check_pruned,
+)
+PRUNE_STORE = Scenario(
+    name="prune of a store",
+    make=_make_published,
+    words=lambda place: ["prune", "--in", str(place / "store"), "--version", "0.7.2", "--grace", "0s"],
+    under=_store,
+    check=check_pruned_store,
+)
+SCENARIOS: tuple[Scenario, ...] = (RESTORE, REPAIR, PUBLISH, IMPORT, PRUNE, PRUNE_STORE)
