@@ -62,6 +62,10 @@ class TrustError(KcacheError):
     exit_code = 12
 
 
+class RefusedError(TrustError):
+    """An entry that the policy does not let in: whoever chooses among entries takes it for a miss with this reason."""
+
+
 class ManifestError(KcacheError):
     """A manifest, index or environment document cannot be used.
 

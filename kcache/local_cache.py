@@ -3,10 +3,12 @@
     <root>/v1/lock                                   one writer at a time
     <root>/v1/entries/<fingerprint>/<module>/<module>.so
     <root>/v1/entries/<fingerprint>/manifest.json    the verified manifest
-    <root>/v1/entries/<fingerprint>/receipt.json     written last: the entry is installed
+    <root>/v1/entries/<fingerprint>/signature.json   the envelope by which the policy let it in, where there is a policy
+    <root>/v1/entries/<fingerprint>/receipt.json     written last: the entry is installed, and by which policy and key it came in
     <root>/v1/site/<view>/flashinfer_jit_cache/      what FlashInfer sees (kcache.kinds.provider)
     <root>/v1/current/<environment>.json             which view an environment uses
     <root>/v1/sources/<package>.json                 digests of FlashInfer's files by identity, so that they are read once
+    <root>/v1/indexes/<store>.json                   the newest signed index that was seen, where there is a policy
     <root>/v1/proofs/<environment>.json              what `kcache verify` proved
 
 Invariants: without a receipt nothing is installed; a receipt is believed only as far as the files still are what it says, by
@@ -45,6 +47,26 @@ class InstalledEntry:
     manifest: Manifest
     manifest_sha256: str
     directory: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vouched:
+    """By what an entry was let in (see `kcache.workflows.trusted`).
+
+    policy:   digest of the policy's file; `rule`: what it asks of the store, in words.
+    key:      id of the key that signed it; empty where none was asked for.
+    until:    when that stops to count, in seconds since 1970; 0 for never.
+    envelope: what was verified; None where it was not read, as the receipt says it all.
+    """
+
+    policy: str
+    rule: str
+    key: str
+    until: int
+    envelope: bytes | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"policy": self.policy, "rule": self.rule, "key": self.key, "until": self.until}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +145,30 @@ class LocalCache:
             touched = touched or not unchanged
         if touched:
             with suppress(InstallError):
-                self.write_receipt(manifest, sha256)
+                self.write_receipt(manifest, sha256, vouched=_vouched(receipt))
         return InstalledEntry(manifest=manifest, manifest_sha256=sha256, directory=directory)
+
+    def vouched(self, fingerprint: str, manifest_sha256: str) -> Vouched | None:
+        """What the receipt of this very manifest says of who vouched for it; None where it says nothing."""
+        receipt = self._document(self.entry_directory(fingerprint) / "receipt.json")
+        return None if receipt is None or receipt.get("manifest_sha256") != manifest_sha256 else _vouched(receipt)
+
+    def envelope(self, fingerprint: str) -> bytes | None:
+        """The envelope that was kept with an entry, or None. It is worth what its signature is worth."""
+        path = self.entry_directory(fingerprint) / "signature.json"
+        try:
+            fsops.check_regular(path)
+            return None if path.stat().st_size > _DOCUMENT_BYTES else path.read_bytes()
+        except (OSError, TrustError):
+            return None
+
+    def keep_vouched(self, entry: InstalledEntry, vouched: Vouched) -> None:
+        """Brings the receipt of an installed entry up to date, where this process may write it. Without that, whoever comes next
+        verifies again."""
+        if vouched.envelope is None and self.vouched(entry.manifest.fingerprint, entry.manifest_sha256) == vouched:
+            return
+        with suppress(InstallError, TrustError):
+            self.write_receipt(entry.manifest, entry.manifest_sha256, vouched=vouched)
 
     def _manifest(self, directory: Path, sha256: str) -> tuple[Manifest, str]:
         path = directory / "manifest.json"
@@ -163,18 +207,24 @@ class LocalCache:
             target.parent, target.name, chunks, expected_size=size, expected_sha256=None, verified=sha256, flusher=flusher
         )
 
-    def write_receipt(self, manifest: Manifest, manifest_sha256: str, encoded: bytes | None = None) -> None:
+    def write_receipt(
+        self, manifest: Manifest, manifest_sha256: str, encoded: bytes | None = None, *, vouched: Vouched | None = None
+    ) -> None:
         """Makes an entry visible: its manifest if `encoded` is given, then the receipt, last."""
         directory = self.entry_directory(manifest.fingerprint)
         if encoded is not None:
             fsops.write_bytes(directory / "manifest.json", encoded, durable=False)
             self._parsed[manifest_sha256] = manifest
+        if vouched is not None and vouched.envelope is not None:
+            fsops.write_bytes(directory / "signature.json", vouched.envelope, durable=False)
         identities = {artifact.path: Identity.of(directory / artifact.path) for artifact in manifest.artifacts}
-        document = {
+        document: dict[str, Any] = {
             "format": RECEIPT_FORMAT,
             "manifest_sha256": manifest_sha256,
             "files": {path: identity.to_json() for path, identity in identities.items() if identity is not None},
         }
+        if vouched is not None:
+            document["vouched"] = vouched.to_json()
         fsops.write_bytes(directory / "receipt.json", digest.canonical_json(document), durable=False)
 
     def sweep(self, manifest: Manifest) -> None:
@@ -246,6 +296,21 @@ class LocalCache:
             return
         fsops.ensure_directory(self.base / room, root=self.root)
         fsops.write_bytes(self.base / room / f"{name}.json", digest.canonical_json(document), durable=False)
+
+    def remember(self, room: str, name: str, document: Mapping[str, Any]) -> None:
+        """`write` for what is useful and not needed: a cache that cannot be written is no obstacle."""
+        with suppress(InstallError, TrustError):
+            self.prepare()
+            self.write(room, name, document)
+
+
+def _vouched(receipt: Mapping[str, Any]) -> Vouched | None:
+    found = receipt.get("vouched")
+    names = ("policy", "rule", "key")
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), str) for name in names):
+        return None
+    until = found.get("until")
+    return Vouched(**{name: found[name] for name in names}, until=until) if type(until) is int else None
 
 
 def _flaw(path: Path, artifact: Artifact, found: Identity | None, *, unchanged: bool) -> str:

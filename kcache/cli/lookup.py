@@ -18,6 +18,7 @@ from kcache.cli.options import (
     kinds_option,
     models_option,
     modules_option,
+    policy_option,
     python_option,
 )
 from kcache.errors import KcacheError
@@ -44,6 +45,7 @@ Examples:
 @gpus_option
 @python_option
 @env_option
+@policy_option
 @click.option("--strict-match", is_flag=True, help="Accept only entries whose every ingredient is equal.")
 @json_option
 def command(
@@ -55,6 +57,7 @@ def command(
     gpus: tuple[str, ...],
     python: str | None,
     env_file: str | None,
+    policy: str | None,
     strict_match: bool,
     as_json: bool,
 ) -> None:
@@ -65,17 +68,19 @@ def command(
     for a container image that is not running.
     """
     from kcache.store.open import open_store
+    from kcache.workflows.entrypoint import policy_in_force
     from kcache.workflows.lookup import lookup
     from kcache.workflows.resolve import Wanted
     from kcache.workflows.target import TargetRequest, find_target
 
     target = find_target(TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file), os.environ)
+    trusted = policy_in_force(policy, os.environ)
     asked = Wanted(kinds=kinds, modules=modules, models=models)
     reports: list[LookupReport] = []
     errors: list[KcacheError] = []
     for store in stores:  # one that is down does not stop the next: as restore does
         try:
-            reports.append(lookup(open_store(store), target, asked=asked, strict=strict_match))
+            reports.append(lookup(open_store(store), target, asked=asked, strict=strict_match, policy=trusted))
         except KcacheError as error:
             errors.append(error)
     if not reports:

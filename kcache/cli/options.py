@@ -57,6 +57,9 @@ models_option = _option(
     help="Of kinds that are built for a model: only this one's, such as Qwen/Qwen3-30B-A3B. * matches anything.",
 )
 python_option = _option("--python", metavar="PATH", help="The Python that will import FlashInfer; this one by default.")
+policy_option = _option(
+    "--policy", metavar="FILE", help="Which publishers are trusted; else KCACHE_POLICY, else /etc/kcache/policy.toml."
+)
 env_option = _option(
     "--env", "env_file", metavar="FILE", help="An environment saved by `kcache env --save`, instead of this host."
 )

@@ -41,11 +41,15 @@ def store_options(function: _Function) -> _Function:
 Examples:
   kcache publish out --to /mnt/kcache
   kcache publish out --to hf://owner/repo --create --private
+  kcache publish out --to hf://owner/repo --sign farm.key
   kcache publish out --to hf://owner/repo --dry-run""",
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--sign", "key_file", metavar="FILE", help="Sign the entries with this key, those that are there already too.")
+@click.option("--sign-index", "index_key", metavar="FILE", help="Sign the indexes with this key.")
+@click.option("--expires", default="168h", metavar="TIME", help="With --sign-index: how long that signature counts.")
 @store_options
-def command(directory: Path, **options: Any) -> None:
+def command(directory: Path, key_file: str | None, index_key: str | None, expires: str, **options: Any) -> None:
     """Upload the entries in DIR, then make them visible.
 
     \b
@@ -54,7 +58,15 @@ def command(directory: Path, **options: Any) -> None:
     """
     from kcache.workflows.publish import publish
 
-    publish_into(partial(publish, directory), **options)
+    key = sign_index = None
+    if key_file or index_key:
+        from kcache.cli.restoring import seconds_of
+        from kcache.trust.keys import load
+        from kcache.workflows.signing import IndexSigner
+
+        key = load(key_file) if key_file else None
+        sign_index = IndexSigner(load(index_key), seconds_of(expires, "--expires")).sign if index_key else None
+    publish_into(partial(publish, directory, key=key, sign_index=sign_index), **options)
 
 
 def publish_into(

@@ -22,6 +22,7 @@ REPEATED = {"--from": "stores", "--model": "models", "--gpu": "gpus"}
 """Options with one value each time, which may be given several times."""
 
 VALUES = {
+    "--policy": "policy",
     "--python": "python",
     "--env": "env_file",
     "--deadline": "deadline",
@@ -39,6 +40,7 @@ FLAGS = {
     "--json": "as_json",
 }
 DEFAULTS: Mapping[str, str | None] = {
+    "policy": None,
     "python": None,
     "env_file": None,
     "deadline": "30s",

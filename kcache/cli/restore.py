@@ -15,6 +15,7 @@ from kcache.cli.options import (
     kinds_option,
     models_option,
     modules_option,
+    policy_option,
     python_option,
 )
 
@@ -36,6 +37,7 @@ Examples:
 @gpus_option
 @python_option
 @env_option
+@policy_option
 @click.option("--prove", is_flag=True, help="Then run `kcache verify`: a fresh process, no compiler.")
 @click.option("--deadline", default="30s", metavar="TIME", help="At most this long before the command starts (30s, 2m).")
 @click.option("--lock-timeout", default="60s", metavar="TIME", help="Wait this long for another restore of the same cache.")

@@ -37,6 +37,7 @@ def restore(
     gpus: tuple[str, ...],
     python: str | None,
     env_file: str | None,
+    policy: str | None,
     prove: bool,
     deadline: str,
     lock_timeout: str,
@@ -76,6 +77,7 @@ def restore(
                 gpus=gpus,
                 python=python,
                 env_file=env_file,
+                policy=policy,
                 prove=prove,
                 deadline=seconds / 2 if fallback == WARMUP else seconds,  # a store that hangs must leave time to compile
                 lock_timeout=lock_seconds,
@@ -119,6 +121,7 @@ def _run(
     gpus: tuple[str, ...],
     python: str | None,
     env_file: str | None,
+    policy: str | None,
     prove: bool,
     deadline: float,
     lock_timeout: float,
@@ -137,7 +140,7 @@ def _run(
     )
     where = TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file)
     with bounded(deadline):
-        report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline)
+        report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline, policy=policy)
     return _proven(report, where) if prove else report
 
 

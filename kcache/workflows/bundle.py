@@ -18,6 +18,8 @@ from kcache.errors import IntegrityError, UsageError
 from kcache.index import Blob, Index, IndexEntry, index_path, parse_index
 from kcache.store.base import Store
 from kcache.store.bundle import END, BundleStore, header, padding
+from kcache.trust.envelope import ENVELOPE_BYTES
+from kcache.trust.statement import signatures_directory
 from kcache.values import dataclass
 from kcache.workflows.build_output import build_name
 from kcache.workflows.catalog import list_environments, read_manifest
@@ -114,12 +116,21 @@ def _blocks(store: Store, chosen: Mapping[str, Sequence[IndexEntry]], progress: 
     every = [entry for entries in chosen.values() for entry in entries]
     for entry in every:
         yield from _object(entry.manifest.path, read_manifest(store, entry).encode())
+        for name in _signatures(store, entry):
+            yield from _object(name, store.read_bytes(name, ENVELOPE_BYTES))
     for blob in {entry.archive.path: entry.archive for entry in every}.values():
         progress(f"exporting {blob.path} ({blob.size / 1e6:.1f} MB)")
         yield header(blob.path, blob.size)
         yield from _verified(store, blob)
         yield padding(blob.size)
     yield END
+
+
+def _signatures(store: Store, entry: IndexEntry) -> list[str]:
+    """The names of an entry's signatures."""
+    sha256 = entry.manifest.sha256
+    beginning = f"{signatures_directory(sha256)}/{sha256.removeprefix('sha256:')}."
+    return [name for name in store.list(signatures_directory(sha256)) if name.startswith(beginning)]
 
 
 def _object(name: str, data: bytes) -> Iterator[bytes]:
@@ -158,12 +169,16 @@ def import_bundle(
     bundle = BundleStore(path)
     with TemporaryDirectory(prefix="kcache-import-") as scratch:
         directory = Path(scratch)
+        signatures: list[tuple[str, Path | bytes]] = []
         for name in list_environments(bundle):
             for entry in parse_index(bundle.read_bytes(name, LIMITS.index_bytes), f"{name} of {path}").entries:
                 if index_path(entry.key.ingredients) != name:
                     raise IntegrityError(f"{name} of {path} lists an entry of another environment")
                 manifest = read_manifest(bundle, entry)
+                signatures += [(name, bundle.read_bytes(name, ENVELOPE_BYTES)) for name in _signatures(bundle, entry)]
                 (directory / f"{build_name(entry.key)}.json").write_bytes(manifest.encode())
                 with (directory / f"{build_name(entry.key)}.tar.zst").open("wb") as stream:
                     stream.writelines(_verified(bundle, entry.archive))
+        if signatures and not dry_run:
+            store.write_many(signatures, if_absent=True)  # before the index that names what they are about
         return publish(directory, store, replace=replace, dry_run=dry_run, page=page, progress=progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kcache import digest
 from kcache.documents import LIMITS
@@ -15,11 +15,14 @@ ENVIRONMENTS = "v1/env"
 """The directory that holds one directory for each environment (see `kcache.index.index_directory`)."""
 
 
-def read_index(store: Store, ingredients: Mapping[str, str]) -> Index | None:
+def read_index(
+    store: Store, ingredients: Mapping[str, str], *, check: Callable[[Store, str, bytes], object] | None = None
+) -> Index | None:
     """The index of one environment, or None if the store works and publishes nothing for it.
 
     Args:
         ingredients: at least `flashinfer.version`, `platform.machine` and `cuda.release`.
+        check: given the store, the path and the bytes before they are parsed; raises where the index must not be used.
 
     Raises:
         StoreError: the store does not work.
@@ -30,6 +33,8 @@ def read_index(store: Store, ingredients: Mapping[str, str]) -> Index | None:
         data = store.read_bytes(path, LIMITS.index_bytes)
     except NotFoundError:
         return None
+    if check is not None:
+        check(store, path, data)
     return parse_index(data, f"{path} of {store.describe()}")
 
 

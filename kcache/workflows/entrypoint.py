@@ -23,6 +23,7 @@ from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target
 
 if TYPE_CHECKING:
+    from kcache.trust.policy import Policy
     from kcache.workflows.verify import Proof
 
 
@@ -33,12 +34,14 @@ def restore_here(
     stores: Sequence[str],
     environ: Mapping[str, str],
     deadline_seconds: float,
+    policy: str | None = None,
 ) -> RestoreReport:
     """Restores for the environment that `where` names, into the cache root in force.
 
     Args:
         stores: addresses, tried in order.
         deadline_seconds: bounds waiting and downloading.
+        policy: the file that says which publishers are trusted, instead of the one in force here.
 
     Raises:
         KcacheError: nothing could be restored; see `kcache.workflows.restore.restore`.
@@ -46,7 +49,7 @@ def restore_here(
     deadline = Deadline.after(deadline_seconds)
     cache, target = here(where, environ)
     opened: list[MetricsStore] = []
-    request = replace(request, python_path=environ.get("PYTHONPATH", ""))
+    request = replace(request, python_path=environ.get("PYTHONPATH", ""), policy=policy_in_force(policy, environ))
 
     def attempt(cache: LocalCache) -> RestoreReport:
         left = len(stores)
@@ -69,6 +72,20 @@ def restore_here(
         http_requests=sum(map(_http_requests, opened)),
         env={**report.env, **_bounded_jobs(report, environ)},
     )
+
+
+def policy_in_force(given: str | None, environ: Mapping[str, str]) -> Policy | None:
+    """The policy of this host (see `kcache.trust.policy`), or None where there is none.
+
+    Raises:
+        TrustError: there is one, and it cannot be used.
+    """
+    if not given and not environ.get("KCACHE_POLICY") and not os.path.lexists("/etc/kcache/policy.toml"):
+        return None  # as `find_policy` says, without importing it: most starts have none
+    from kcache.trust.policy import find_policy, read_policy
+
+    found = find_policy(given, environ)
+    return None if found is None else read_policy(found)
 
 
 def _writable_instead_of(cache: LocalCache, environ: Mapping[str, str]) -> LocalCache | None:

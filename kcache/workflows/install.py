@@ -12,7 +12,7 @@ from kcache import archive, digest, fsops
 from kcache.errors import IntegrityError
 from kcache.fsops import Staged
 from kcache.index import IndexEntry
-from kcache.local_cache import Damage, InstalledEntry, LocalCache
+from kcache.local_cache import Damage, InstalledEntry, LocalCache, Vouched
 from kcache.manifest import Manifest
 from kcache.store.base import Store
 from kcache.workflows.deadline import Deadline
@@ -26,9 +26,19 @@ Watch = Callable[[Iterator[bytes], str, int], Iterator[bytes]]
 
 
 def install_entry(
-    cache: LocalCache, store: Store, entry: IndexEntry, manifest: Manifest, deadline: Deadline, *, watch: Watch | None = None
+    cache: LocalCache,
+    store: Store,
+    entry: IndexEntry,
+    manifest: Manifest,
+    deadline: Deadline,
+    *,
+    watch: Watch | None = None,
+    vouched: Vouched | None = None,
 ) -> InstalledEntry:
     """Installs a verified manifest's entry.
+
+    Args:
+        vouched: by what a policy let it in, for the receipt.
 
     Raises:
         NoSpaceError: found before anything is written.
@@ -62,7 +72,7 @@ def install_entry(
         raise
     for file in staged:
         file.commit(durable=False)
-    cache.write_receipt(manifest, entry.manifest.sha256, encoded)
+    cache.write_receipt(manifest, entry.manifest.sha256, encoded, vouched=vouched)
     found = cache.find(manifest.fingerprint)
     if not isinstance(found, InstalledEntry):
         reason = found.reason if isinstance(found, Damage) else "it is gone"

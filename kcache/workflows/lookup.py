@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcache.advice import Advice, advise
 from kcache.documents import LIMITS
@@ -23,6 +23,10 @@ from kcache.store.base import Store
 from kcache.workflows.catalog import list_environments, read_index, read_manifest
 from kcache.workflows.resolve import Choice, Wanted, by_kind, candidates, choose, grouped, why_missing
 from kcache.workflows.target import Target
+
+if TYPE_CHECKING:
+    from kcache.trust.policy import Policy
+    from kcache.workflows.trusted import Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +88,17 @@ class LookupReport:
         }
 
 
-def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False) -> LookupReport:
+def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False, policy: Policy | None = None) -> LookupReport:
     """Decides about every published entry that was asked for.
+
+    Args:
+        policy: which publishers are trusted; None trusts whoever can write to the store.
 
     Raises:
         StoreError, IntegrityError, ManifestError: the store cannot be read, or what it says cannot be used.
     """
-    index = read_index(store, target.index_ingredients())
+    guard = _guard(policy)
+    index = read_index(store, target.index_ingredients(), check=None if guard is None else guard.check_index)
     try:
         environments = tuple(list_environments(store))
     except StoreError:
@@ -98,7 +106,7 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False)
     own = index.entries if index is not None else ()
     found = [entry for entry in own if asked.takes(entry.key)]
     decided = candidates(found, target.environment, strict=strict)
-    read = _reading_once(store)
+    read = _reading_once(store, guard)
     choices = [
         choose(group, target.environment, read_manifest=read, decide=lambda manifest: target.decide(manifest, strict=strict))
         for group in grouped(decided).values()
@@ -117,12 +125,22 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False)
     return LookupReport(status=overall(reports), kinds=reports, candidates=tuple(listed), environments=environments)
 
 
-def _reading_once(store: Store) -> Callable[[IndexEntry], Manifest]:
+def _guard(policy: Policy | None) -> Guard | None:
+    if policy is None:
+        return None
+    from kcache.workflows.trusted import Guard
+
+    return Guard(policy, None)
+
+
+def _reading_once(store: Store, guard: Guard | None) -> Callable[[IndexEntry], Manifest]:
     """`read_manifest`, once for each entry: a manifest is decided about by group and as a candidate."""
     known: dict[str, Manifest] = {}
 
     def read(entry: IndexEntry) -> Manifest:
         if entry.manifest.path not in known:
+            if guard is not None:
+                guard.admit(entry, store)
             known[entry.manifest.path] = read_manifest(store, entry)
         return known[entry.manifest.path]
 

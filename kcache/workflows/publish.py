@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcache.errors import ConflictError, IntegrityError, ManifestError
 from kcache.index import archive_path, index_directory
@@ -24,6 +24,10 @@ from kcache.store.base import Store
 from kcache.workflows.build_output import BuiltEntry, read_build_output
 from kcache.workflows.page import keep_page
 from kcache.workflows.reindex import Newest, archive_in_place, generation_path, newest_manifests, read_published, rebuild_index
+
+if TYPE_CHECKING:
+    from kcache.trust.keys import PrivateKey
+    from kcache.workflows.reindex import SignIndex
 
 UPLOADED, REPLACED, PRESENT = "uploaded", "replaced", "present"
 
@@ -100,6 +104,8 @@ def publish(
     replace: bool = False,
     dry_run: bool = False,
     page: bool = False,
+    key: PrivateKey | None = None,
+    sign_index: SignIndex | None = None,
     progress: Progress = lambda line: None,
 ) -> PublishReport:
     """Publishes every entry of a build output directory. Nothing is written unless all of them may be.
@@ -108,6 +114,8 @@ def publish(
         directory: what `kcache build -o` wrote.
         replace: let an entry take the place of a published one of the same key whose files are different.
         dry_run: only find out what would be done.
+        key: signs the entries, those among them that are published already.
+        sign_index: signs each index that is written.
         page: keep a README.md that says what the store holds (see `kcache.workflows.page`).
 
     Raises:
@@ -129,8 +137,14 @@ def publish(
     uploaded = _upload(store, [plan for plan in plans if plan.status != PRESENT], replace=replace, progress=progress)
     indexes: list[str] = []
     warnings: list[str] = []
+    if key is not None:
+        from kcache.workflows.signing import sign_published
+
+        signed, left_out = sign_published(store, [entry.manifest for entry in built], shelves, key)
+        progress(f"{signed} signatures added")
+        warnings += left_out
     for shelf in shelves:
-        rebuilt = rebuild_index(store, shelf)
+        rebuilt = rebuild_index(store, shelf, sign=sign_index)
         warnings += rebuilt.warnings
         if rebuilt.size:
             progress(f"made visible in {shelf}/index.json")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from kcache.documents import LIMITS, decode
@@ -39,6 +39,10 @@ ATTEMPTS = 100
 """Swaps of one index before giving up."""
 
 _MANIFEST = re.compile(r"([0-9a-f]{64})(?:\.r([1-9][0-9]{0,5}))?(\.gone)?\.json")
+
+
+SignIndex = Callable[[Store, str, bytes, bytes | None], None]
+"""Given the store, the path, the index that is about to be written, and the one that is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +105,11 @@ def archive_in_place(store: Store, manifest: Manifest) -> bool:
     return found is not None and found.size == manifest.archive.size
 
 
-def rebuild_index(store: Store, directory: str) -> Rebuilt:
+def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None) -> Rebuilt:
     """Makes the index of an environment agree with its manifests, against any number of other publishers.
+
+    Args:
+        sign: signs an index before it is written.
 
     Raises:
         ConflictError: others were first every time.
@@ -132,6 +139,8 @@ def rebuild_index(store: Store, directory: str) -> Rebuilt:
         if encoded == current or (current is None and not entries):
             return Rebuilt(size=0, warnings=tuple(warnings))
         try:
+            if sign is not None:
+                sign(store, path, encoded, current)
             store.replace(path, encoded, current)
         except ConflictError:
             time.sleep(min(0.01 * 2**attempt, 0.5) * (0.5 + os.urandom(1)[0] / 510))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kcache.errors import KcacheError
+from kcache.errors import KcacheError, RefusedError
 from kcache.index import IndexEntry
 from kcache.key import KIND_MODULES, EntryKey, Environment
 from kcache.manifest import Manifest
@@ -46,6 +46,7 @@ class Choice:
     chosen:  architecture -> the entry and its manifest.
     refused: (fingerprint, reasons) for candidates of this GPU that were refused.
     failed:  errors met on the way; candidates that could not be looked at.
+    untrusted: why the policy does not let candidates in: misses, not failures.
     """
 
     name: GroupName
@@ -53,6 +54,7 @@ class Choice:
     chosen: Mapping[str, tuple[IndexEntry, Manifest]] = field(default_factory=dict)
     refused: tuple[tuple[str, tuple[Check, ...]], ...] = ()
     failed: tuple[KcacheError, ...] = ()
+    untrusted: tuple[RefusedError, ...] = ()
     for_this_gpu: bool = True
 
     def missing(self, archs: Iterable[str]) -> tuple[str, ...]:
@@ -107,23 +109,27 @@ def choose(
 
     Args:
         group: candidates of one group, not empty.
-        read_manifest: brings an entry's verified manifest; raises `KcacheError`.
+        read_manifest: brings an entry's verified manifest; raises `KcacheError`, and `RefusedError` where the policy refuses it.
         decide: the decision by manifest (`Target.decide`); may raise `KcacheError`.
     """
     chosen: dict[str, tuple[IndexEntry, Manifest]] = {}
     refused = {c.entry.key.fingerprint: c.decision.differs for c in group if not c.decision.accepted and c.built_for_this_gpu}
     failed: dict[str, KcacheError] = {}
+    untrusted: dict[str, RefusedError] = {}
     passed: dict[str, Manifest] = {}
     for arch in environment.archs:
         fitting = [c for c in group if c.decision.accepted and arch in c.decision.archs]
         for candidate in sorted(fitting, key=lambda c: _preference(c, environment, arch), reverse=True):
             fingerprint = candidate.entry.key.fingerprint
-            if fingerprint in refused or fingerprint in failed:
+            if fingerprint in refused or fingerprint in failed or fingerprint in untrusted:
                 continue
             if fingerprint not in passed:
                 try:
                     manifest = read_manifest(candidate.entry)
                     decision = decide(manifest)
+                except RefusedError as error:
+                    untrusted[fingerprint] = error
+                    continue
                 except KcacheError as error:
                     failed[fingerprint] = error
                     continue
@@ -139,6 +145,7 @@ def choose(
         chosen=chosen,
         refused=tuple(sorted(refused.items())),
         failed=tuple(failed.values()),
+        untrusted=tuple(untrusted.values()),
         for_this_gpu=any(candidate.built_for_this_gpu for candidate in group),
     )
 
@@ -162,7 +169,7 @@ SHOWN_CHECKS = 3
 def why_missing(choice: Choice, missing: Sequence[str]) -> list[str]:
     """One line for everything that keeps a group from being used on `missing` architectures."""
     modules = choice.title
-    lines = [f"{modules}: {error}" for error in choice.failed]
+    lines = [f"{modules}: {error}" for error in choice.failed] + [str(error) for error in choice.untrusted]
     for fingerprint, checks in choice.refused:
         shown = "; ".join(check.describe() for check in checks[:SHOWN_CHECKS])
         more = f"; and {len(checks) - SHOWN_CHECKS} more" if len(checks) > SHOWN_CHECKS else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from kcache import fsops
@@ -25,7 +26,7 @@ from kcache.errors import (
 from kcache.index import Index, IndexEntry, index_entry, index_path
 from kcache.key import NVCC
 from kcache.kinds.provider import python_path
-from kcache.local_cache import Damage, InstalledEntry, LocalCache
+from kcache.local_cache import Damage, InstalledEntry, LocalCache, Vouched
 from kcache.manifest import Manifest
 from kcache.report import HIT, RestoreReport
 from kcache.store.base import Store
@@ -39,7 +40,9 @@ from kcache.workflows.views import offer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from kcache.trust.policy import Policy
     from kcache.workflows.install import Watch
+    from kcache.workflows.trusted import Guard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class RestoreRequest:
     lock_timeout:   seconds to wait for another process that writes to the same cache; never beyond the deadline.
     into_package:   copy into `flashinfer/data/aot` instead of offering a provider package.
     python_path:    PYTHONPATH in force.
+    policy:         which publishers are trusted; None trusts whoever can write to the store.
     watch:          hands on what is downloaded, for people to see; see `kcache.workflows.install.Watch`.
     """
 
@@ -59,6 +63,7 @@ class RestoreRequest:
     lock_timeout: float = 60.0
     into_package: bool = False
     python_path: str = ""
+    policy: Policy | None = None
     watch: Watch | None = None
 
 
@@ -70,6 +75,8 @@ class _Run:
     cache: LocalCache
     target: Target
     deadline: Deadline
+    guard: Guard | None = None
+    vouched: dict[str, Vouched] = field(default_factory=dict)
     entries: dict[str, IndexEntry] = field(default_factory=dict)
     store_of: dict[str, Store] = field(default_factory=dict)
     found: dict[str, InstalledEntry | Damage | None] = field(default_factory=dict)
@@ -95,6 +102,10 @@ def restore(
     started = time.monotonic()
     cache.check()
     run = _Run(request=request, cache=cache, target=target, deadline=deadline)
+    if request.policy is not None:
+        from kcache.workflows.trusted import Guard
+
+        run.guard = Guard(request.policy, cache)
     outcome = None
     for store, index in _published(run, stores):
         _prefer(run, store, index.entries)
@@ -160,7 +171,7 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
     """
     request, target = run.request, run.target
     modules = [entry for entry in placed.values() if entry.manifest.key.layout == NVCC]
-    offered = offer(run.cache, target, modules, into_package=request.into_package)
+    offered = offer(run.cache, target, modules, into_package=request.into_package, admits=partial(_admits, run))
     refusals: dict[str, Sequence[str]] = {}
     for entry in modules:
         refused = [f"{module}: {why}" for module in entry.manifest.key.modules if (why := offered.refusals.get(module))]
@@ -203,10 +214,10 @@ def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> Iterator[tup
     for make in stores:
         try:
             store = make()
-            index = read_index(store, run.target.index_ingredients())
+            index = read_index(store, run.target.index_ingredients(), check=partial(_check_index, run))
         except NotFoundError:
             continue
-        except (StoreError, IntegrityError, ManifestError, UsageError) as error:
+        except (StoreError, IntegrityError, ManifestError, TrustError, UsageError) as error:
             run.store_errors.append(error)
             run.warnings.append(str(error))
             continue
@@ -254,6 +265,24 @@ def _is_installed(run: _Run, entry: IndexEntry) -> bool:
     return isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256
 
 
+def _check_index(run: _Run, store: Store, path: str, data: bytes) -> None:
+    if run.guard is not None:
+        run.warnings += run.guard.check_index(store, path, data)
+
+
+def _admits(run: _Run, entry: InstalledEntry) -> bool:
+    """Whether the policy lets in what an earlier restore put in place."""
+    if run.guard is None:
+        return True
+    try:
+        vouched = run.guard.admit(index_entry(entry.manifest, entry.manifest.encode()), None)
+    except KcacheError as error:
+        run.warnings.append(f"no longer offered: {error}")
+        return False
+    run.cache.keep_vouched(entry, vouched)
+    return True
+
+
 def _installed(run: _Run) -> dict[str, IndexEntry]:
     """Index lines of what is installed already: what is left when no store answers, or none has this environment."""
     entries = {}
@@ -281,8 +310,10 @@ def _choices(run: _Run, entries: Sequence[IndexEntry]) -> list[Choice]:
 
 
 def _manifest(run: _Run, entry: IndexEntry) -> Manifest:
-    """The verified manifest of an entry: the installed copy where it is the same, else the store's."""
+    """The verified manifest of an entry that the policy lets in: the installed copy where it is the same, else the store's."""
     fingerprint = entry.key.fingerprint
+    if run.guard is not None:
+        run.vouched[fingerprint] = run.guard.admit(entry, run.store_of.get(fingerprint))
     if fingerprint not in run.found:
         run.found[fingerprint] = run.cache.find(fingerprint)
     found = run.found[fingerprint]
@@ -297,6 +328,8 @@ def _put_in_place(run: _Run, choices: Sequence[Choice]) -> None:
     todo = {fp: pair for fp, pair in chosen.items() if fp not in run.errors and not _is_installed(run, pair[0])}
     for fingerprint in chosen.keys() - todo.keys() - run.errors.keys():
         run.actions.setdefault(fingerprint, "in-place")
+        if (vouched := run.vouched.get(fingerprint)) is not None and isinstance(found := run.found[fingerprint], InstalledEntry):
+            run.cache.keep_vouched(found, vouched)
     if not todo:
         return
     try:
@@ -336,5 +369,8 @@ def _install(run: _Run, entry: IndexEntry, manifest: Manifest) -> str:
     store = run.store_of.get(manifest.fingerprint)
     if store is None:
         raise NotFoundError(f"no store has {manifest.fingerprint}")
-    run.found[manifest.fingerprint] = install_entry(run.cache, store, entry, manifest, run.deadline, watch=run.request.watch)
+    vouched = run.vouched.get(manifest.fingerprint)
+    run.found[manifest.fingerprint] = install_entry(
+        run.cache, store, entry, manifest, run.deadline, watch=run.request.watch, vouched=vouched
+    )
     return action

@@ -6,7 +6,7 @@ Either through a view (a provider package, the default: nothing outside the cach
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kcache import digest, fsops
@@ -33,8 +33,18 @@ class Offered:
     refusals: Mapping[str, str]
 
 
-def offer(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry], *, into_package: bool) -> Offered:
+def offer(
+    cache: LocalCache,
+    target: Target,
+    installed: Sequence[InstalledEntry],
+    *,
+    into_package: bool,
+    admits: Callable[[InstalledEntry], bool] = lambda entry: True,
+) -> Offered:
     """Makes the view of this environment (or fills the package) and applies FlashInfer's rules to every module.
+
+    Args:
+        admits: whether what an earlier restore offered may still be: the policy may be another.
 
     Raises:
         InstallError, TrustError: the view cannot be written.
@@ -46,7 +56,7 @@ def offer(cache: LocalCache, target: Target, installed: Sequence[InstalledEntry]
         refusals = _fill_package(target, version, installed)
         _write_current(cache, target, None, installed)
         return Offered(view=None, refusals=refusals)
-    entries = [*installed, *_kept(cache, target, installed)]
+    entries = [*installed, *filter(admits, _kept(cache, target, installed))]
     provided = [
         ProvidedEntry(
             fingerprint=entry.manifest.fingerprint,

@@ -15,14 +15,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from entries import make_entry
 from hub.process import HubProcess
 from hub.static import static_site
 
+from kcache import digest
 from kcache.errors import (
     AccessDeniedError,
     ConflictError,
     IntegrityError,
     NotFoundError,
+    RefusedError,
     StoreError,
     UnavailableError,
     UsageError,
@@ -34,6 +37,13 @@ from kcache.store.memory import MemoryStore
 from kcache.store.mirror import MirrorStore
 from kcache.store.open import open_store
 from kcache.store.wrappers import FaultStore, MetricsStore, ReadOnlyStore, RetryStore
+from kcache.trust.keys import generate, load
+from kcache.trust.policy import parse_policy
+from kcache.values import replace
+from kcache.workflows.catalog import read_index
+from kcache.workflows.publish import publish
+from kcache.workflows.signing import IndexSigner
+from kcache.workflows.trusted import Guard
 
 NOBODY = 65534
 BIG = os.urandom(CHUNK + 12345)
@@ -204,6 +214,22 @@ def test_many_are_written_as_one_by_one(store: Store, tmp_path: Path, request: p
     assert list(store.write_many(items[:9], if_absent=False)) == [True] * 9
     assert read(store, "many/7") == b"7"
     assert list(store.write_many([], if_absent=True)) == []
+
+
+def test_signatures_travel_with_entries(store: Store, tmp_path: Path) -> None:
+    manifest = make_entry(tmp_path / "out")
+    generate(str(tmp_path / "a.key"))
+    key = load(str(tmp_path / "a.key"))
+    text = f'format = "kcache.policy/1"\n[[key]]\nname = "a"\npublic = "{key.public.text}"\nroles = ["entries", "index"]\n'
+    policy = parse_policy(f"{text}[index]\nthreshold = 1".encode(), "policy")
+    publish(tmp_path / "out", store, key=key, sign_index=IndexSigner(key, 60).sign)
+    guard = Guard(policy, None)
+    index = read_index(store, manifest.key.ingredients, check=guard.check_index)
+    assert index is not None
+    assert guard.admit(index.entries[0], store).key == key.public.id
+    other = replace(index.entries[0], manifest=replace(index.entries[0].manifest, sha256=digest.of_bytes(b"other")))
+    with pytest.raises(RefusedError, match="not signed by key a"):
+        guard.admit(other, store)
 
 
 def test_deleting(store: Store) -> None:
