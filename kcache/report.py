@@ -88,6 +88,7 @@ class RestoreReport:
             "cache_root": self.cache_root,
             "proof": dict(self.proof) if self.proof is not None else None,
             **({"warmup": dict(self.warmup)} if self.warmup is not None else {}),
+            **({"exit_code": self.exit_code} if self.status == ERROR else {}),
         }
 
 

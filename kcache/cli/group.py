@@ -6,6 +6,7 @@ with nothing to do takes in all.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -13,7 +14,7 @@ import click
 
 from kcache import __version__
 from kcache.cli import exit_codes, messages
-from kcache.cli.main import COMMANDS, nearest_command, start_anyway
+from kcache.cli.main import COMMANDS, echo_error, nearest_command, start_anyway
 
 
 class LazyGroup(click.Group):
@@ -41,7 +42,16 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+Examples:
+  kcache build --kinds sampling --arch 9.0a -o entries
+  kcache publish entries --to /mnt/kcache
+  kcache restore --from /mnt/kcache -- vllm serve MODEL
+  eval "$(_KCACHE_COMPLETE=bash_source kcache)"    # completion in this shell; also zsh_source and fish_source""",
+)
 @click.version_option(__version__, prog_name="kcache")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; twice for everything.")
 @click.option("-q", "--quiet", is_flag=True, help="Say only what went wrong.")
@@ -49,7 +59,8 @@ def app(verbose: int, quiet: bool) -> None:
     """Kernels compiled once on a farm, accepted by the library in every container.
 
     \b
-    Exit codes: 0 done, 1 failed, 2 usage, 3 partial, 10 miss, 11 locked, 12 corrupt or untrusted.
+    Exit codes: 0 done, 1 failed, 2 usage, 3 partial, 10 miss, 11 locked, 12 corrupt or untrusted,
+    130 stopped.
     `kcache restore -- CMD` always reaches CMD, whatever happened, unless --strict is given.
     """
     messages.level = messages.QUIET if quiet else min(verbose, messages.DEBUG)
@@ -57,18 +68,19 @@ def app(verbose: int, quiet: bool) -> None:
 
 def run(words: list[str]) -> None:
     """Does what a command line says, or says what is wrong with it and ends the process."""
+    color = False if os.environ.get("NO_COLOR") else None
     try:
-        app.main(args=words, prog_name="kcache", standalone_mode=False)
+        app.main(args=words, prog_name="kcache", standalone_mode=False, color=color)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.Abort:
-        messages.fail("stopped")
-        sys.exit(130)
+        raise KeyboardInterrupt from None
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.2 on; before, help was no error
             error.show()
         else:
             messages.fail(_one_line(error))
+            echo_error(words, {"error": "UsageError", "what": _one_line(error)}, exit_codes.USAGE)
         start_anyway(words)
         sys.exit(exit_codes.USAGE)
 

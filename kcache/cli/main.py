@@ -51,12 +51,15 @@ def main(arguments: list[str] | None = None) -> None:
             _restore(found)
     except KeyboardInterrupt:
         messages.fail("stopped")
-        sys.exit(130)
+        echo_error(words, {"error": "Stopped", "what": "stopped"}, exit_codes.STOPPED)
+        sys.exit(exit_codes.STOPPED)
     except KcacheError as error:
         messages.fail(str(error))
+        echo_error(words, error.diagnostics(), error.exit_code, reason=str(error))
         sys.exit(error.exit_code)
-    except Exception:  # noqa: BLE001 (a server's start may be at stake)
+    except Exception as error:  # noqa: BLE001 (a server's start may be at stake)
         messages.unexpected("kcache")
+        echo_error(words, {"error": type(error).__name__, "what": str(error)}, exit_codes.FAILED)
         start_anyway(words)
         sys.exit(exit_codes.FAILED)
 
@@ -115,11 +118,33 @@ def needed_anyway() -> dict[str, str]:
         return {}
 
 
+_echoed = False
+"""Whether this process has printed its JSON object."""
+
+
 def echo_json(document: dict[str, Any]) -> None:
     """One JSON object on stdout, and nothing else there."""
     import json
 
+    global _echoed  # noqa: PLW0603 (a process has one standard output)
+    _echoed = True
     print(json.dumps(document, indent=2, sort_keys=True), flush=True)
+
+
+def echo_error(words: list[str], error: dict[str, str], exit_code: int, *, reason: str = "") -> None:
+    """With --json: the one object of a command that failed before it had a result (kcache/docs/schemas/error.json). Never raises.
+
+    Args:
+        words: the command line; what stands after `--` is a server's.
+        error: `error` (a class) and `what`, perhaps `why` and `remedy`.
+        reason: all of that as one sentence; `what` by default.
+    """
+    ours = words[: words.index("--")] if "--" in words else words
+    if "--json" not in ours or _echoed:
+        return
+    document = {"error": {"why": "", "remedy": "", **error}, "reasons": [reason or error["what"]], "exit_code": exit_code}
+    with suppress(AttributeError, OSError, ValueError):  # standard output is closed or full, or nobody reads it
+        echo_json({"status": "error", **document})
 
 
 if __name__ == "__main__":
