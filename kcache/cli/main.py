@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "build": "compile entries on a host that needs no GPU",
     "compact": "put published entries together into one file beside them, for fleets",
+    "diff": "what differs between two environments, and what a bump would cost",
     "doctor": "what would keep a restored cache from being used here, with remedies",
     "env": "what this host is: every ingredient of a key",
     "export": "copy published entries into one file, for hosts without a network",
