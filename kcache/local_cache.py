@@ -10,6 +10,7 @@
     <root>/v1/sources/<package>.json                 digests of FlashInfer's files by identity, so that they are read once
     <root>/v1/indexes/<store>.json                   the newest signed index that was seen, where there is a policy
     <root>/v1/proofs/<environment>.json              what `kcache verify` proved
+    <root>/v1/boots/<host>-<pid>.json                what a server was started with (kcache.workflows.boot)
 
 Invariants: without a receipt nothing is installed; a receipt is believed only as far as the files still are what it says, by
 identity (size, times, inode) or else by digest. Nothing below a root that others can write is believed at all.

@@ -31,6 +31,7 @@ COMMANDS = {
     "matrix": "what is published: by architecture, CUDA, FlashInfer, model and kind",
     "prune": "remove what is old or no longer used, here or in a store",
     "publish": "upload built entries, then make them visible",
+    "report": "what was built since the server was started, and what the restore spared",
     "restore": "put matching entries in place, then start a server",
     "sign": "sign what is published already",
     "verify": "prove in a fresh process that no compiler runs",

@@ -28,6 +28,7 @@ VALUES = {
     "--deadline": "deadline",
     "--lock-timeout": "lock_timeout",
     "--fallback": "fallback",
+    "--keep": "keep",
 }
 """Options with one value, of which the last counts."""
 
@@ -36,6 +37,7 @@ FLAGS = {
     "--strict": "strict",
     "--strict-match": "strict_match",
     "--into-package": "into_package",
+    "--publish-missing": "publish_missing",
     "--shell": "shell",
     "--json": "as_json",
 }
@@ -46,6 +48,7 @@ DEFAULTS: Mapping[str, str | None] = {
     "deadline": "30s",
     "lock_timeout": "60s",
     "fallback": "none",
+    "keep": None,
 }
 REQUIRED = ("stores",)
 LEVELS = {"-q": 0, "--quiet": 0, "-v": 1, "--verbose": 1, "-vv": 2}

@@ -44,6 +44,8 @@ Examples:
 @click.option(
     "--fallback", default="none", metavar="none|warmup", help="What is missing: compile it before CMD starts, within --deadline."
 )
+@click.option("--keep", metavar="DIR", help="With --fallback warmup: keep what it builds, as entries for `kcache publish`.")
+@click.option("--publish-missing", is_flag=True, help="With --fallback warmup: publish what it builds, in the background.")
 @click.option("--strict", is_flag=True, help="Do not start the command unless everything was restored.")
 @click.option("--strict-match", is_flag=True, help="Accept only entries whose every ingredient is equal.")
 @click.option("--into-package", is_flag=True, help="Copy into flashinfer/data/aot instead of PYTHONPATH.")

@@ -42,6 +42,8 @@ def restore(
     deadline: str,
     lock_timeout: str,
     fallback: str,
+    keep: str | None,
+    publish_missing: bool,
     strict: bool,
     strict_match: bool,
     into_package: bool,
@@ -60,6 +62,8 @@ def restore(
         seconds, lock_seconds = seconds_of(deadline, "--deadline"), seconds_of(lock_timeout, "--lock-timeout")
         if fallback not in FALLBACKS:
             raise UsageError(f"--fallback {fallback!r} is not known", remedy=f"Write {' or '.join(FALLBACKS)}. {HELP}")
+        if (keep is not None or publish_missing) and fallback != WARMUP:
+            raise UsageError("--keep and --publish-missing are for what --fallback warmup builds", remedy=HELP)
     except UsageError as error:
         if not server or strict:
             raise
@@ -91,8 +95,22 @@ def restore(
 
             left = seconds - (time.monotonic() - begun)
             report = warm_up_instead(
-                report, left, kinds=kinds, modules=modules, python=python, archs=archs, gpus=gpus, env_file=env_file
+                report,
+                left,
+                kinds=kinds,
+                modules=modules,
+                python=python,
+                archs=archs,
+                gpus=gpus,
+                env_file=env_file,
+                stores=stores,
+                keep=keep,
+                publish_missing=publish_missing,
             )
+    if server or shell:
+        from kcache.workflows.boot import note_boot
+
+        report = note_boot(report, server, os.environ)
     try:
         _say(report, as_json=as_json, shell=shell)
     except (OSError, ValueError) as error:  # standard output is closed, full, or nobody reads it

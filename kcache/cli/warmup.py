@@ -34,6 +34,7 @@ Examples:
 @python_option
 @click.option("--deadline", default="30m", metavar="TIME", help="Stop after this long, and keep what is finished (90s, 20m).")
 @click.option("--jobs", type=click.IntRange(1), help="Compilers at once; by default what cores and memory allow.")
+@click.option("--keep", metavar="DIR", help="Keep what is built, as entries for `kcache publish`.")
 @click.option("--shell", is_flag=True, help="Print `export` lines for eval.")
 @json_option
 def command(
@@ -45,6 +46,7 @@ def command(
     python: str | None,
     deadline: str,
     jobs: int | None,
+    keep: str | None,
     shell: bool,
     as_json: bool,
 ) -> None:
@@ -63,7 +65,7 @@ def command(
     if unknown := [kind for kind in kinds if kind != "sampling"]:
         raise click.UsageError(f"kind {', '.join(unknown)} is asked for by a build manifest: --manifest FILE.")
     chosen = kinds or (() if modules or manifests else ("sampling",))
-    request = StandaloneRequest(kinds=chosen, modules=modules, manifests=manifests, jobs=jobs)
+    request = StandaloneRequest(kinds=chosen, modules=modules, manifests=manifests, jobs=jobs, keep=keep)
     where = TargetRequest(python=python, archs=archs, gpus=gpus)
     seconds = seconds_of(deadline, "--deadline")
     report = warm_here(request, where, os.environ, deadline_seconds=seconds, heartbeat=told_now_and_then())
@@ -104,7 +106,7 @@ def say(report: StandaloneReport) -> None:
     for module in report.warmup.modules:
         if not module.ready:
             messages.fail(f"{module.name} is not warm ({module.status}): {module.reason}")
-    for reason in report.warmup.reasons:
+    for reason in (*report.warmup.reasons, *report.warnings):
         messages.fail(reason)
     ready = [module.name for module in report.warmup.modules if module.ready]
     new = [module.name for module in report.warmup.modules if module.status == "built"]

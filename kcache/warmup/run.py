@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kcache.warmup.ranks import Ranks, no_ranks
 from kcache.warmup.report import FAILED, LATE, PRESENT, Beat, ModuleReport, WarmupReport
 from kcache.warmup.stopping import GRACE, LateError, Stop
+from kcache.workflows.boot_report import tell_boot
 
 if TYPE_CHECKING:
     from kcache.recipe import Recipe
@@ -96,6 +97,10 @@ def warmup(
         thread.join(0.0 if work.over else 4 * GRACE)
     report = replace(work.report(), seconds=time.monotonic() - started)
     logger.info("warm-up: %s in %.1f s", report.status, report.seconds)
+    try:
+        tell_boot(report.to_json(), os.environ)
+    except OSError as error:  # the cache was taken away, or cannot be written by this user
+        logger.info("the warm-up is not on record: %s", error)
     return report
 
 
@@ -138,6 +143,8 @@ class _Work:
         self.plan, self.stop = plan, stop
         self.reasons: list[str] = []
         self.over = False
+        self._broken = ""
+        """What ended the whole work, such as a FlashInfer that cannot be imported."""
         self._lock = threading.Lock()
         self._names: list[str] = []
         self._doing: set[str] = set()
@@ -151,11 +158,8 @@ class _Work:
     def report(self) -> WarmupReport:
         """What is known now; what is not finished is late."""
         with self._lock:
-            late = [
-                ModuleReport(name=name, status=LATE, reason="the deadline came first")
-                for name in self._names
-                if name not in self._done
-            ]
+            status, reason = (FAILED, self._broken) if self._broken else (LATE, "the deadline came first")
+            late = [ModuleReport(name=name, status=status, reason=reason) for name in self._names if name not in self._done]
             done = [self._done[name] for name in self._names if name in self._done]
             if not self.over and not self._names and not self.reasons:
                 self.reasons.append("the deadline came before it was known what is missing")
@@ -184,7 +188,8 @@ class _Work:
             logger.warning("the deadline of the warm-up came; the start goes on")
         except Exception as error:  # a server's start is at stake
             logger.exception("the warm-up failed; the start goes on")
-            self.reasons.append(_line(error))
+            self._broken = _line(error)
+            self.reasons.append(self._broken)
 
     def _run(self, ranks: Ranks) -> None:
         if unknown := [kind for kind in self.plan.kinds if kind not in KINDS]:

@@ -24,6 +24,7 @@ from kcache import fsops
 from kcache.archs import arch_list_entry
 from kcache.errors import KcacheError, WarmupError
 from kcache.report import HIT
+from kcache.warmup.keeping import keep_entries
 from kcache.warmup.locks import building
 from kcache.warmup.report import BUILT, FAILED, LATE, PRESENT, Beat, ModuleReport, WarmupReport
 from kcache.warmup.stopping import LateError, Stop, run_guarded
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 ROOM = "warm"
 """Below the cache root: work directories and locks of modules, and which modules sampling reaches here."""
 
+OFFERED = "offered"
+"""For `StandaloneRequest.keep`: a directory of this name in the room, whose entries are going to be published."""
 
 _GRACE = 15.0
 """Seconds in which `kcache build` ends its compilers and writes down what is finished."""
@@ -53,24 +56,33 @@ class StandaloneRequest:
     modules:   single nvcc modules.
     manifests: paths of build manifests.
     jobs:      compilers at once; None to decide by cores and memory.
+    keep:      directory in which what is built is kept as entries; `OFFERED` for one in the cache, None for nowhere.
     """
 
     kinds: tuple[str, ...] = ("sampling",)
     modules: tuple[str, ...] = ()
     manifests: tuple[str, ...] = ()
     jobs: int | None = None
+    keep: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandaloneReport:
-    """What was done, and the variables with which a server uses it."""
+    """What was done, and the variables with which a server uses it.
+
+    kept:     directory with what was built, as entries; empty if nothing was.
+    warnings: what went wrong beside the warm-up itself, one line each.
+    """
 
     warmup: WarmupReport
     env: Mapping[str, str] = field(default_factory=dict)
     cache_root: str = ""
+    kept: str = ""
+    warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.warmup.to_json(), "env": dict(self.env), "cache_root": self.cache_root}
+        own = {"env": dict(self.env), "cache_root": self.cache_root, "kept": self.kept, "warnings": list(self.warnings)}
+        return {**self.warmup.to_json(), **own}
 
 
 def warm_here(
@@ -99,7 +111,9 @@ def warm_here(
         agreed=tuple(sorted(name for name, module in run.done.items() if module.ready)),
         seconds=time.monotonic() - started,
     )
-    return StandaloneReport(warmup=report, env=run.env, cache_root=str(run.cache.root))
+    return StandaloneReport(
+        warmup=report, env=run.env, cache_root=str(run.cache.root), kept=run.kept, warnings=tuple(run.warnings)
+    )
 
 
 class _Run:
@@ -121,6 +135,8 @@ class _Run:
         self.done: dict[str, ModuleReport] = {}
         self.reasons: list[str] = []
         self.env: Mapping[str, str] = {}
+        self.kept = ""
+        self.warnings: list[str] = []
         self._models: tuple[str, ...] = ()
         self._installing = threading.Lock()
         self._doing: set[str] = set()
@@ -259,8 +275,21 @@ class _Run:
             with tempfile.TemporaryDirectory(prefix="made-", dir=room) as made:
                 self._kcache_build(name, manifest, Path(made) / "entries", work, jobs)
                 self._install(Path(made))
+                self._keep(Path(made) / "entries")
             shutil.rmtree(work, ignore_errors=True)  # what it was for is installed
         return BUILT
+
+    def _keep(self, entries: Path) -> None:
+        """What was built is kept where that was asked for. It is installed already, so a full disk there costs nothing else."""
+        if (named := self.request.keep) is None:
+            return
+        keep = self.cache.base / ROOM / OFFERED if named == OFFERED else Path(named).absolute()
+        try:
+            with self._installing:
+                keep_entries(entries, keep)
+            self.kept = str(keep)
+        except OSError as error:
+            self.warnings.append(f"what was built could not be kept in {keep}: {error}")
 
     def _installed_now(self) -> RestoreReport:
         with self._installing:

@@ -193,6 +193,17 @@ def test_without_flashinfer_it_returns_and_touches_nothing_of_it(monkeypatch: py
     assert report.reasons == ("there is no FlashInfer in this Python",)
 
 
+def test_a_flashinfer_that_cannot_be_imported_is_logged_and_is_the_reason(tmp_path: Path) -> None:
+    broken = tmp_path / "flashinfer" / "__init__.py"
+    broken.parent.mkdir()
+    broken.write_text("raise RuntimeError('its import needs what this host lacks')\n")
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    done = subprocess.run([sys.executable, "-c", WARM, "cascade"], env=variables, capture_output=True, text=True, check=True)
+    (module,) = json.loads(done.stdout)["modules"]
+    assert (module["status"], module["reason"]) == ("failed", "RuntimeError: its import needs what this host lacks")
+    assert "Traceback" in done.stderr
+
+
 def test_importing_it_imports_neither_torch_nor_flashinfer() -> None:
     code = "import sys, kcache.warmup; print([m for m in ('torch', 'flashinfer', 'filelock') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
