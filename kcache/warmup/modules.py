@@ -9,6 +9,7 @@ Then FlashInfer's own function for the module is called once, so that no request
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import time
@@ -22,7 +23,12 @@ from kcache.warmup.locks import building
 from kcache.warmup.report import BUILT, PRESENT, RESTORED, ModuleReport
 from kcache.warmup.stopping import Stop, run_guarded
 
+logger = logging.getLogger("kcache.warmup")
+
 _NOTHING_TO_DO = "ninja: no work to do"
+_STARTS_OVER = "starting over"
+"""Ninja's warning (1.11 to 1.13, build_log.cc and deps_log.cc) where its log in a directory is that of another version."""
+_OTHER_NINJA = "it was there, built by another version of ninja, whose log this one cannot read: everything was compiled again"
 
 
 class BuildError(RuntimeError):
@@ -67,23 +73,25 @@ def warm_module(name: str, jobs: int, stop: Stop) -> ModuleReport:
     """
     started = time.monotonic()
     spec = make_spec(name)
-    status = RESTORED if spec.try_load() is not None else _build(spec, jobs, stop)
+    status, reason = (RESTORED, "") if spec.try_load() is not None else _build(spec, jobs, stop)
     stop.check()
     from kcache.probe.children.verify_modules import accessor
 
     if (own := accessor(name)) is not None:
         own[0]()  # FlashInfer keeps what it returns
-    return ModuleReport(name=name, status=status, seconds=time.monotonic() - started)
+    return ModuleReport(name=name, status=status, seconds=time.monotonic() - started, reason=reason)
 
 
-def _build(spec: Any, jobs: int, stop: Stop) -> str:
+def _build(spec: Any, jobs: int, stop: Stop) -> tuple[str, str]:
+    """The status, and why a module was built that was there already."""
     if os.environ.get("FLASHINFER_DISABLE_JIT"):
         raise BuildError(f"{spec.name} is not restored, and FLASHINFER_DISABLE_JIT is set")
     with building(Path(spec.lock_path), stop) as honest:
         if spec.try_load() is not None:
-            return RESTORED
+            return RESTORED, ""
+        there = _whole(spec)
         spec.write_ninja()
-        own = private.directory(spec) if not honest and not _whole(spec) else None
+        own = private.directory(spec) if not honest and not there else None
         folder = own or Path(spec.ninja_path).parent
         began = time.perf_counter()
         output = _ninja(folder, jobs, stop, spec.name)
@@ -92,7 +100,12 @@ def _build(spec: Any, jobs: int, stop: Stop) -> str:
         if own is not None:
             private.publish(spec, own)
         spec.load()
-    return PRESENT if _NOTHING_TO_DO in output else BUILT
+    if _NOTHING_TO_DO in output:
+        return PRESENT, ""
+    if not there or _STARTS_OVER not in output:
+        return BUILT, ""
+    logger.warning("%s: %s; keep one version of ninja for one cache directory", spec.name, _OTHER_NINJA)
+    return BUILT, _OTHER_NINJA
 
 
 def _record(name: str, seconds: float) -> None:

@@ -25,7 +25,7 @@ WARM, PARTIAL, NOTHING = "warm", "partial", "nothing"
 class ModuleReport:
     """One module of FlashInfer, or the kernels of one model. `seconds` is wall time, waiting for another process included.
 
-    reason: why it is not ready, in a line; empty if it is.
+    reason: why it is not ready, or was built although it was there, in a line; else empty.
     """
 
     name: str

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kcache import fsops
+from kcache import digest, fsops
 from kcache.archs import arch_list_entry
 from kcache.errors import KcacheError, WarmupError
 from kcache.report import HIT
@@ -156,6 +156,10 @@ class _Run:
         for name in names:
             if name in have:
                 self.done[name] = ModuleReport(name=name, status=PRESENT)
+        for name, path in kernels.items():
+            made = self._made_before(path)
+            if made and made <= {entry.fingerprint for kind in before.kinds.values() for entry in kind.entries}:
+                self.done[name] = ModuleReport(name=name, status=PRESENT)
         missing = [name for name in self.wanted if name not in self.done]
         if not missing:
             return
@@ -276,8 +280,25 @@ class _Run:
                 self._kcache_build(name, manifest, Path(made) / "entries", work, jobs)
                 self._install(Path(made))
                 self._keep(Path(made) / "entries")
+                if manifest is not None:
+                    self._remember(manifest, Path(made) / "entries")
             shutil.rmtree(work, ignore_errors=True)  # what it was for is installed
         return BUILT
+
+    def _question(self, manifest: str) -> str:
+        """Names a build manifest's bytes and the GPUs that it is asked for here."""
+        asked = [self.target.id, *self._archs(), *self.where.gpus]
+        return digest.of_bytes("\n".join(asked).encode() + b"\n\n" + Path(manifest).read_bytes()).removeprefix("sha256:")[:32]
+
+    def _made_before(self, manifest: str) -> set[str]:
+        """The entries that an earlier warm-up made of this manifest; empty if none did."""
+        return set((self.cache.read(ROOM, self._question(manifest)) or {}).get("entries", []))
+
+    def _remember(self, manifest: str, entries: Path) -> None:
+        from kcache.workflows.build_output import read_build_output
+
+        made = sorted(entry.manifest.fingerprint for entry in read_build_output(entries))
+        self.cache.write(ROOM, self._question(manifest), {"entries": made})
 
     def _keep(self, entries: Path) -> None:
         """What was built is kept where that was asked for. It is installed already, so a full disk there costs nothing else."""

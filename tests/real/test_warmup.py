@@ -62,6 +62,17 @@ def test_the_next_process_builds_nothing_and_its_call_site_neither(node: Node) -
     assert node.compilers == built
 
 
+def test_a_directory_of_another_ninja_is_built_again_and_the_report_says_why(node: Node) -> None:
+    node.start(WARM, "cascade").document()
+    log = node.cached_ops / "cascade" / ".ninja_log"
+    log.write_text("# ninja log v3\n" + log.read_text().split("\n", 1)[1])
+    process = node.start(WARM, "cascade")
+    (module,) = process.document()["modules"]
+    assert (module["status"], len(node.compilers)) == ("built", 4)
+    assert "another version of ninja" in module["reason"]
+    assert "another version of ninja" in process.err
+
+
 def test_after_a_warm_up_the_call_site_needs_no_ninja(node: Node) -> None:
     code = WARM + "\nimport os\nos.environ['PATH'] = '/nowhere'" + CALL_SITE
     assert node.start(code, "cascade").document()["error"] == ""
