@@ -60,7 +60,7 @@ def warm_up_instead(
         messages.unexpected("warm-up")
         return replace(report, warnings=(*report.warnings, f"nothing is warmed up: {type(error).__name__}: {error}"))
     say(done)
-    warnings = list(report.warnings)
+    warnings = [*report.warnings, *done.warnings]
     if publish_missing and done.kept:
         from pathlib import Path
 

@@ -79,6 +79,8 @@ def command(
         for name, value in report.env.items():
             print(f"export {name}={shlex.quote(value)}")
     say(report)
+    for line in report.warnings:
+        messages.fail(line)
     codes = {"partial": exit_codes.PARTIAL, "failed": exit_codes.FAILED}
     sys.exit(codes.get(report.warmup.status, exit_codes.DONE))
 
@@ -106,7 +108,7 @@ def say(report: StandaloneReport) -> None:
     for module in report.warmup.modules:
         if not module.ready:
             messages.fail(f"{module.name} is not warm ({module.status}): {module.reason}")
-    for reason in (*report.warmup.reasons, *report.warnings):
+    for reason in report.warmup.reasons:
         messages.fail(reason)
     ready = [module.name for module in report.warmup.modules if module.ready]
     new = [module.name for module in report.warmup.modules if module.status == "built"]

@@ -384,3 +384,14 @@ def test_beyond_the_hubs_limit_containers_wait_as_told_and_all_of_them_start(hub
     log = [line for line in hub.requests() if line["port"] == "hub"]
     assert sum(line["status"] in (200, 302) for line in log) == 36 and any(line["status"] == 429 for line in log)
     assert not any(line["path"].startswith("/api/") for line in log)
+
+
+def test_b38_eight_ranks_of_a_node_ask_once_each_and_start_where_the_hub_asks_for_more_time_than_there_is(
+    hub: HubProcess, container: Container
+) -> None:
+    hub.fault({"path": INDEX, "action": "status", "status": 429, "headers": {"Retry-After": "300"}})
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: restore(container, "--deadline", "8s", *CMD).done, range(8)))
+    assert [(each.code, each.out) for each in done] == [(0, "started\n")] * 8, done[0].err
+    assert all("asks to wait 300 s" in each.err for each in done)
+    assert len(resolved(hub)) == 8  # nobody asks again before the time that was named
