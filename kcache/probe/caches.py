@@ -163,6 +163,9 @@ def _refusal(place: _Place) -> str:
         return "it is the root directory"
     if place.named and not os.path.isdir(place.base):
         return f"{place.base} is no directory"
+    for kernels in ("/proc", "/sys"):
+        if place.path == kernels or place.path.startswith(f"{kernels}/"):
+            return f"{kernels} is the kernel's, no directory can be made there"
     existing = _nearest(place.path)
     if not os.path.isdir(existing):
         return f"{existing} is no directory"

@@ -132,6 +132,8 @@ def interpreter_at(python: str, environ: Mapping[str, str]) -> Interpreter:
     import subprocess
 
     remedy = "Name the interpreter that starts the server, such as `--python /opt/venv/bin/python`."
+    if not python:
+        raise ProbeError("--python is given without a path", remedy=remedy)
     command = [python, "-c", _DESCRIBE]
     try:
         done = subprocess.run(

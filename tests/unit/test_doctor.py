@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kcache import fsops
 from kcache.key import known
 from kcache.probe.caches import cache_root
 from kcache.probe.gpus import Gpu, GpuReport
@@ -190,7 +191,7 @@ def run(words: list[str], script: str = "", **environ: str) -> subprocess.Comple
 @pytest.mark.root
 def test_a_file_system_that_forbids_loading_stops_use(tmp_path: Path) -> None:
     words = ["--arch", "9.0a", "--json"]
-    mount = f"mount -t tmpfs -o size=4m,mode=755,{{0}} none {tmp_path}"
+    mount = f"mount -t tmpfs -o size=100m,mode=755,{{0}} none {tmp_path}"
     spoiled = run(words, mount.format("noexec"), KCACHE_DIR=f"{tmp_path}/kcache")
     assert spoiled.returncode == 1
     assert [finding["code"] for finding in json.loads(spoiled.stdout)["findings"]] == ["noexec"]
@@ -250,3 +251,53 @@ def test_a_flashinfer_whose_rule_for_kernels_is_not_known_is_named(tmp_path: Pat
 def test_a_compiler_whose_content_is_not_known_is_named(tmp_path: Path) -> None:
     write(tmp_path / "nvidia_cutlass_dsl-4.8.0.dist-info" / "METADATA", "Name: nvidia-cutlass-dsl\nVersion: 4.8.0\n\n")
     assert "nvidia-cutlass-dsl " in findings("9.0a", site=tmp_path)["cute-dsl-unknown"].what
+
+
+@pytest.mark.root
+def test_full_places_are_named(tmp_path: Path) -> None:
+    """Real file systems of one megabyte."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    words = ["--arch", "9.0a", "--json"]
+    script = f"mount -t tmpfs -o size=1m,mode=755 none {tmp_path}"
+    done = run(words, script, KCACHE_DIR=f"{tmp_path}/kcache", TMPDIR=str(tmp_path))
+    assert {finding["code"] for finding in json.loads(done.stdout)["findings"]} == {"cache-full", "tmp-full"}
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["HUGGING_FACE_HUB_TOKEN", "HF_HUB_ENABLE_HF_TRANSFER", "TORCH_CUDA_ARCH_LIST"])
+def test_a_variable_of_other_times_is_named_with_the_one_that_counts(name: str) -> None:
+    finding = findings("9.0a", site=None, **{name: "1"})["old-variable"]
+    assert name in finding.what and finding.remedy.startswith("Set ")
+
+
+def test_a_clock_behind_the_files_is_named(tmp_path: Path) -> None:
+    receipt = write(tmp_path / "v1" / "entries" / "0" / "receipt.json")
+    assert "clock" not in findings("9.0a", KCACHE_DIR=str(tmp_path))
+    os.utime(receipt, (1e10, 1e10))
+    assert "days after now" in findings("9.0a", KCACHE_DIR=str(tmp_path))["clock"].what
+
+
+def test_a_lock_that_is_held_or_not_ours_alone_is_named(tmp_path: Path) -> None:
+    lock = write(tmp_path / "v1" / "lock", "pid 1 on elsewhere\n")
+    lock.chmod(0o600)
+    assert "lock-held" not in findings("9.0a", KCACHE_DIR=str(tmp_path))
+    with fsops.locked(lock, 0):
+        assert str(os.getpid()) in findings("9.0a", KCACHE_DIR=str(tmp_path))["lock-held"].what
+    lock.chmod(0o666)
+    assert findings("9.0a", KCACHE_DIR=str(tmp_path))["untrusted-lock"].severity == ERROR
+
+
+@pytest.mark.root
+def test_a_cache_on_a_read_only_mount_is_named(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    script = f"mount -t tmpfs none {tmp_path} && mkdir {tmp_path}/k && mount -o remount,ro {tmp_path}"
+    done = run(["--arch", "9.0a", "--json"], script, KCACHE_DIR=f"{tmp_path}/k")
+    assert [finding["code"] for finding in json.loads(done.stdout)["findings"]] == ["cache-passed-over"]
+
+
+def test_a_place_of_the_kernels_is_no_place_for_a_cache() -> None:
+    found = cache_root({"KCACHE_DIR": "/proc/kcache", "HOME": os.environ["HOME"]}, os.geteuid())
+    assert found.path is not None and not found.path.startswith("/proc")
+    assert "/proc is the kernel's" in found.rejected[0]

@@ -186,7 +186,13 @@ def test_a_python_that_is_none_is_one_clear_line(container: Container, store: Pa
     assert "Expecting" not in line
 
 
-@pytest.mark.parametrize("chosen", ["relative", "{home}/a:b", "/dev/null"])
+def test_an_empty_python_is_said_to_be_empty(container: Container, store: Path) -> None:
+    done = container.kcache("restore", "--from", str(store), "--python", "", *REACH)
+    assert (done.code, done.out) == (0, "reached\n")
+    assert "--python is given without a path" in done.err
+
+
+@pytest.mark.parametrize("chosen", ["relative", "{home}/a:b", "/dev/null", "/proc"])
 def test_a_cache_directory_that_was_chosen_and_cannot_be_used_is_named(container: Container, store: Path, chosen: str) -> None:
     directory = chosen.format(home=container.home)
     done = container.kcache("restore", "--from", str(store), "--json", env={"KCACHE_DIR": directory})
