@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kcache import __version__, archive, digest, fsops
+from kcache import archive, digest, fsops
 from kcache.errors import CollectError, KcacheError
 from kcache.key import Fact, known, undetermined
 from kcache.kinds.nvcc_modules import BuildFacts, BuiltModule, EntryParts, entry_parts
@@ -18,6 +18,7 @@ from kcache.probe.binary import binary_facts
 from kcache.probe.packages import FLASHINFER_UNKNOWN_VERSION
 from kcache.workflows.build_output import build_name
 from kcache.workflows.compile import Compiled, package_sources
+from kcache.workflows.provenance import provenance as described
 
 BUILT = "built"
 UP_TO_DATE = "up-to-date"
@@ -144,7 +145,7 @@ def write_parts(output: Path, parts: EntryParts, files: Mapping[str, Path], prov
             archive=archive.pack(files, packed),
             sources=parts.sources,
             build_seconds=parts.build_seconds,
-            provenance={"kcache": __version__, "built": built_now(os.environ), **provenance},
+            provenance=described({"built": built_now(os.environ), **provenance}),
             kernels=parts.kernels,
             programs=parts.programs,
         )

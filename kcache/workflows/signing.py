@@ -80,7 +80,7 @@ def sign_published(store: Store, ours: Sequence[Manifest], directories: Iterable
     left_out: list[str] = []
     for directory in directories:
         for fingerprint, newest in newest_manifests(store, directory).items():
-            if (own := built.get(fingerprint)) is None:
+            if (own := built.get(fingerprint)) is None or newest.gone:
                 continue
             try:
                 theirs, data = read_published(store, newest.path, fingerprint)
