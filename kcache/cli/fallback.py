@@ -30,6 +30,7 @@ def warm_up_instead(
     stores: tuple[str, ...],
     keep: str | None,
     publish_missing: bool,
+    policy: str | None,
 ) -> RestoreReport:
     """The report with what was built of what a restore left missing, and the variables with which the server uses it.
 
@@ -38,6 +39,7 @@ def warm_up_instead(
         seconds: what is left of the deadline.
         kinds, modules: what was asked for; `sampling` where nothing was. Other kinds need a build manifest: not built here.
         stores: where `publish_missing` offers what was built, to the first that takes entries.
+        policy: the file that says which publishers are trusted, as given.
         keep: directory in which what was built is kept as entries.
     """
     try:
@@ -53,7 +55,7 @@ def warm_up_instead(
         request = StandaloneRequest(kinds=("sampling",) if sampling else (), modules=modules, keep=keep)
         where = TargetRequest(python=python, archs=archs, gpus=gpus)
         with bounded(seconds + _ENDING):
-            done = warm_here(request, where, os.environ, deadline_seconds=seconds, heartbeat=TellBeat())
+            done = warm_here(request, where, os.environ, deadline_seconds=seconds, heartbeat=TellBeat(), policy=policy)
     except KcacheError as error:
         return replace(report, warnings=(*report.warnings, f"nothing is warmed up: {error}"))
     except Exception as error:  # a server's start is at stake  # noqa: BLE001

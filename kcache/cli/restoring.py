@@ -106,6 +106,7 @@ def restore(
                 stores=stores,
                 keep=keep,
                 publish_missing=publish_missing,
+                policy=policy,
             )
     if server or shell:
         from kcache.workflows.boot import note_boot

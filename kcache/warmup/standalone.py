@@ -29,7 +29,7 @@ from kcache.warmup.locks import building
 from kcache.warmup.report import BUILT, FAILED, LATE, PRESENT, Beat, ModuleReport, WarmupReport
 from kcache.warmup.stopping import LateError, Stop, run_guarded
 from kcache.workflows.deadline import Deadline
-from kcache.workflows.entrypoint import here, restore_here
+from kcache.workflows.entrypoint import here, policy_in_force, restore_here
 from kcache.workflows.resolve import Wanted
 from kcache.workflows.restore import RestoreRequest
 
@@ -92,16 +92,24 @@ def warm_here(
     *,
     deadline_seconds: float,
     heartbeat: Callable[[Beat], object] = lambda beat: None,
+    policy: str | None = None,
 ) -> StandaloneReport:
     """Builds and installs what is missing in this environment.
 
     Args:
         deadline_seconds: bounds everything; what is finished by then is installed.
         heartbeat: called about once a second while anything is built.
+        policy: the file that says which publishers are trusted, instead of the one in force here.
 
     Raises:
+        WarmupError: there is such a policy: what is compiled here is signed by nobody, so no restore would let it in.
         KcacheError: this environment cannot be found out, or nothing can be written.
     """
+    if policy_in_force(policy, environ) is not None:
+        raise WarmupError(
+            "a policy is in force, and what is compiled here would not be signed",
+            remedy="Let the farm build and sign it, or let the engine call kcache.warmup, which installs no entries.",
+        )
     started = time.monotonic()
     run = _Run(request, where, environ, Stop(deadline_seconds), heartbeat)
     run.all()

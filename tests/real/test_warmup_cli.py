@@ -165,6 +165,18 @@ def test_b01_with_a_broken_compiler_the_server_starts_after_the_fallback(contain
     assert (returned, out) == (10, "")
 
 
+def test_where_a_policy_wants_signatures_nothing_is_compiled_in_vain(container: Container, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('format = "kcache.policy/1"\n')
+    empty = tmp_path / "store"
+    empty.mkdir()
+    words = ("--fallback", "warmup", "--deadline", "5m", "--policy", str(policy))
+    returned, out, err = restore(container, empty, *words, code="print('served')")
+    assert (returned, out) == (0, "served\n"), err
+    assert "nothing is warmed up: a policy is in force" in err
+    assert compilers(container) == 0
+
+
 def test_a_fallback_that_does_not_exist_starts_the_server_all_the_same(container: Container, tmp_path: Path) -> None:
     returned, out, err = restore(container, tmp_path, "--fallback", "wramup", code="print('served')")
     assert (returned, out) == (0, "served\n")
