@@ -36,6 +36,7 @@ def line(name: str, seconds: float, time: float, toolchain: str = "nvcc") -> dic
         ([line("a", 0.02, 150)], {"a": 50.0}, []),  # ninja found nothing to do
         ([line("a", 0.2, 150)], {"a": 150.0}, ["a"]),  # ccache
         ([line("a", 30.0, 90)], {"a": 90.0}, []),  # an earlier boot's
+        ([line("k", 30.0, 90, "cute-dsl")], {}, []),
         ([line("a", 30.0, 150), line("a", 0.02, 160)], {"a": 150.0}, ["a"]),
         ([line("prebuild[3 modules]", 40.0, 150)], {}, ["prebuild[3 modules]"]),
         ([line("k", 0.4, 150, "cute-dsl")], {}, ["k"]),  # kernels are logged only when they are compiled
