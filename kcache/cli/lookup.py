@@ -95,7 +95,7 @@ def command(
         echo_json(best.to_json())
     else:
         _tell(best)
-    sys.exit({HIT: exit_codes.DONE, PARTIAL: exit_codes.PARTIAL, MISS: exit_codes.MISS}.get(best.status, exit_codes.FAILED))
+    sys.exit({HIT: exit_codes.DONE, PARTIAL: exit_codes.PARTIAL, MISS: exit_codes.MISS}.get(best.status, best.exit_code))
 
 
 def _tell(report: LookupReport) -> None:

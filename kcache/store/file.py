@@ -108,9 +108,7 @@ class FileStore:
         with self._translated(directory):
             try:
                 with os.scandir(self._root / directory) as listing:
-                    found = sorted(
-                        (item.name, item.is_dir(follow_symlinks=False), item.is_file(follow_symlinks=False)) for item in listing
-                    )
+                    found = sorted((item.name, item.is_dir(follow_symlinks=False), self._is_object(item)) for item in listing)
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
@@ -123,6 +121,9 @@ class FileStore:
                 yield from self._walk(path, None if depth is None else depth - 1)
             elif is_file:
                 yield path
+
+    def _is_object(self, item: os.DirEntry[str]) -> bool:
+        return item.is_file(follow_symlinks=False)
 
     def write(self, name: str, source: Path | bytes, *, if_absent: bool) -> bool:
         if if_absent and self.stat(name) is not None:
@@ -200,16 +201,27 @@ class FileStore:
         """The path of an object that is about to be written, with the directories above it made."""
         path = self._path(name)
         if self._create and not self._root.is_dir():
-            for level in reversed(self._root.parents):
-                if not level.exists():
-                    fsops.make_directory(level)
-            fsops.make_directory(self._root)
+            self._make_root()
         self._require_root()
         level = self._root
         for segment in name.split("/")[:-1]:
             level = level / segment
             fsops.make_directory(level)
         return path
+
+    def _make_root(self) -> None:
+        try:
+            for level in [*reversed(self._root.parents), self._root]:
+                if not level.exists():
+                    fsops.make_directory(level)
+        except InstallError as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno not in _ABSENT:
+                raise
+            # Otherwise it would be the object that is not there.
+            raise StoreError(
+                f"{self._root} cannot be made", why=cause.strerror or "", remedy="Name another directory."
+            ) from error
 
     def _require_root(self) -> None:
         """A store whose place is missing is not one without objects, unless the first write may make it."""

@@ -84,7 +84,11 @@ class HfStore:
 
     def _online(self, what: str) -> None:
         if self.settings.offline:
-            raise StoreError(f"{what} is not asked for", why="HF_HUB_OFFLINE is set", remedy="Restore from a directory.")
+            raise StoreError(
+                f"{what} is not asked for",
+                why="HF_HUB_OFFLINE is set",
+                remedy="Download it with `hf download` beforehand, or restore from a directory.",
+            )
 
     def stat(self, name: str) -> StoredObject | None:
         address = self._address(self.place.path(name))

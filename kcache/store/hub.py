@@ -7,6 +7,7 @@ costs 300 ms.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
@@ -91,17 +92,36 @@ def _token(environ: Mapping[str, str]) -> str | None:
     found = _clean(environ.get("HF_TOKEN", "")) or _clean(environ.get("HUGGING_FACE_HUB_TOKEN", ""))
     if found:
         return found
-    home = environ.get("HOME", "")
-    cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
-    hub = environ.get("HF_HOME") or f"{cache}/huggingface"
-    path = environ.get("HF_TOKEN_PATH") or f"{hub}/token"
-    if path.startswith("~"):
-        path = home + path[1:]
+    path = _at_home(environ, environ.get("HF_TOKEN_PATH") or f"{_hub_home(environ)}/token")
     try:
         with open(path, encoding="utf-8") as stream:
             return _clean(stream.read(10_000)) or None
     except (OSError, ValueError):
         return None
+
+
+def _hub_home(environ: Mapping[str, str]) -> str:
+    cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '')}/.cache"
+    return environ.get("HF_HOME") or f"{cache}/huggingface"
+
+
+def _at_home(environ: Mapping[str, str], path: str) -> str:
+    return environ.get("HOME", "") + path[1:] if path.startswith("~") else path
+
+
+def downloaded(place: Place, environ: Mapping[str, str]) -> str | None:
+    """Where huggingface_hub keeps what it downloaded of a repository at this revision, if it did (2.4.0, file_download.py)."""
+    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{_hub_home(environ)}/hub"
+    kept = os.path.abspath(f"{_at_home(environ, cache)}/models--{place.repo.replace('/', '--')}")  # noqa: PTH100
+    commit = place.revision
+    if not COMMIT.fullmatch(commit):
+        try:
+            with open(f"{kept}/refs/{place.revision}", encoding="ascii") as stream:
+                commit = stream.read(100).strip()
+        except (OSError, ValueError):
+            return None
+    snapshot = f"{kept}/snapshots/{commit}"
+    return f"{snapshot}/{place.prefix}".rstrip("/") if COMMIT.fullmatch(commit) and os.path.isdir(snapshot) else None  # noqa: PTH112
 
 
 def _clean(text: str) -> str:

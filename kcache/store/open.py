@@ -80,8 +80,12 @@ def _remote(url: str, scheme: str, *, create: bool, writing: bool, private: bool
     patience = Patience(silence=min(10.0, stall / 2), connect=min(5.0, stall / 3), until=deadline or float("inf"))
     if scheme == "hf":
         from kcache.store.hf import HfStore
+        from kcache.store.hub import downloaded
 
-        return HfStore(url, settle=not writing, create=create, private=private, patience=patience, stall=stall)
+        store = HfStore(url, settle=not writing, create=create, private=private, patience=patience, stall=stall)
+        if store.settings.offline and not writing and (kept := downloaded(store.place, store.settings.environ)) is not None:
+            return _directory(kept, create=False)
+        return store
     from kcache.store.mirror import MirrorStore
 
     if "?" in url or "#" in url or "@" in url:
@@ -120,6 +124,12 @@ def _directory(path: str, *, create: bool) -> Store:
         from kcache.store.bundle import BundleStore
 
         return BundleStore(Path(absolute))
+    if "/snapshots/" in absolute:
+        from kcache.store.snapshot import SnapshotStore, blobs_of
+        from kcache.store.wrappers import ReadOnlyStore
+
+        if (blobs := blobs_of(absolute)) is not None:
+            return ReadOnlyStore(SnapshotStore(Path(absolute), Path(blobs)))
     from kcache.store.file import FileStore
 
     return FileStore(Path(absolute), create=create)

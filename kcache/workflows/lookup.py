@@ -72,12 +72,16 @@ class CandidateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupReport:
-    """The answer to "would a restore hit here?". `candidates` are nearest first: fewest differing fields."""
+    """The answer to "would a restore hit here?". `candidates` are nearest first: fewest differing fields.
+
+    exit_code: the command's, where the status is none of hit, partial and miss.
+    """
 
     status: str
     kinds: dict[str, KindReport]
     candidates: tuple[CandidateReport, ...]
     environments: tuple[str, ...]
+    exit_code: int = 1
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,7 +126,14 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False,
     others = [] if found else [entry for entry in _elsewhere(store, environments, own) if asked.takes(entry.key)]
     listed = [_candidate(read, target, entry, strict=strict) for entry in [*found, *others]]
     listed.sort(key=lambda c: (len(c.differs) + bool(c.error), c.entry.key.kind, c.entry.key.modules, c.entry.key.fingerprint))
-    return LookupReport(status=overall(reports), kinds=reports, candidates=tuple(listed), environments=environments)
+    failed = [error for choice in choices for error in choice.failed]
+    return LookupReport(
+        status=overall(reports),
+        kinds=reports,
+        candidates=tuple(listed),
+        environments=environments,
+        exit_code=failed[0].exit_code if failed else 1,
+    )
 
 
 def _guard(policy: Policy | None) -> Guard | None:

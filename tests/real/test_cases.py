@@ -385,6 +385,10 @@ def _newer(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"kcache.index/1", b"kcache.index/2"))
 
 
+def _older(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"kcache.index/1", b"kcache.index/0"))
+
+
 def _lie(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"90a"', b'"89"'))
 
@@ -399,6 +403,7 @@ def _lie(path: Path) -> None:
         ("env/*/*/entries/*/*.json", _lie, 12),
         ("env/*/*/index.json", _truncate, 12),
         ("env/*/*/index.json", _newer, 12),
+        ("env/*/*/index.json", _older, 12),
         ("env/*/*/index.json", _lie, 10),
     ],
 )
@@ -413,6 +418,9 @@ def test_what_is_damaged_in_a_store_is_refused_in_one_line_and_nothing_is_touche
     done = container.restore(store)
     assert done.code == code, done.out + done.err
     assert len(done.err.strip().splitlines()) == 1, done.err
+    assert spoil not in (_newer, _older) or "this kcache reads kcache.index/1. Use the kcache version that wrote it" in done.err
+    looked = container.kcache("lookup", "--from", str(store), "--arch", "9.0a")
+    assert looked.code == (0 if "archives" in which else code) and "Traceback" not in looked.err  # it reads no archive
     assert not container.libraries
     assert "PYTHONPATH" not in done.document["env"]
     assert started(container.kcache("restore", "--from", str(store), "--arch", "9.0a", *SERVER))

@@ -483,6 +483,7 @@ def test_the_command_publishes_and_answers_in_json(tmp_path: Path) -> None:
         (["publish", "out", "--to", "hf://a/b@c", "--revision", "d"], 2, "another revision"),
         (["publish", "out"], 2, "--to"),
         (["publish", "bad", "--to", "store"], 12, "is damaged"),
+        (["publish", "out", "--to", "/proc/none/store"], 1, "/proc/none/store cannot be made: No such file or directory"),
         (["publish", "other", "--to", "store"], 1, "--replace"),
     ],
 )
