@@ -74,6 +74,8 @@ def _try_lock(path: Path) -> int | None:
                 check_regular_stat(path, found)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(path, found):
+                    if not found.st_mode & 0o200:  # made under an umask that would keep its owner out the next time
+                        os.fchmod(descriptor, 0o600)
                     return descriptor
         except BlockingIOError:
             pass

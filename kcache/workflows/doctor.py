@@ -20,6 +20,7 @@ from kcache.probe.host import Host, resolve
 from kcache.probe.libraries import DRIVER_LIBRARY, TVM_FFI_LIBRARY
 from kcache.workflows import doctor_system
 from kcache.workflows.doctor_kernels import check_compiler, check_kernel_switches
+from kcache.workflows.doctor_trust import check_policy
 from kcache.workflows.findings import ERROR, WARNING, Finding, Patient
 from kcache.workflows.target import TargetRequest, find_host
 
@@ -263,4 +264,5 @@ CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     check_kernel_switches,
     check_compiler,
     *doctor_system.CHECKS,
+    check_policy,
 )
