@@ -30,6 +30,7 @@ COMMANDS = {
     "manifest": "say what to build for a model: made from its config, and checked",
     "matrix": "what is published: by architecture, CUDA, FlashInfer, model and kind",
     "prune": "remove what is old or no longer used, here or in a store",
+    "plan": "the builds that manifests ask for and a store lacks, for schedulers",
     "publish": "upload built entries, then make them visible",
     "report": "what was built since the server was started, and what the restore spared",
     "restore": "put matching entries in place, then start a server",
