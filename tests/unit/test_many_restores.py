@@ -31,7 +31,7 @@ def test_sixty_four_restores_download_once_and_read_nothing_partial(tmp_path: Pa
     env = {**container.variables, "PYTHONPATH": str(REPOSITORY)}
     started = []
     for number in range(MANY):
-        asked = ["--modules", "cascade"] if number % 2 else []
+        asked = ["--kinds", "cascade"] if number % 2 else []
         command = [*words, *asked, "--", sys.executable, "-c", code, str(root)]
         started.append(
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
