@@ -40,7 +40,7 @@ class IndexEntry:
     """One line of an index: enough to decide by key, and to fetch the rest verified.
 
     built:  when the entry was built, `2026-12-01T09:00:00Z`; empty in lines that an older kcache wrote.
-    signer: who signed it, as the index says, which proves nothing; empty where nobody did.
+    signer: who signed it, as the index says, which proves nothing; empty where it does not say.
     """
 
     key: EntryKey

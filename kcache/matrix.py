@@ -52,7 +52,8 @@ class Cell:
 
     size, unpacked: bytes of archives, and of what is in them. build_seconds: compile time that they save.
     first, last:    when the oldest and the newest was built; empty where no line says.
-    signers:        as the indexes say; entries without one are counted in `unsigned`.
+    signers:        as the indexes say; lines that name none are counted in `signer_not_stated`, which does not mean that no
+                    signature is there: signatures lie beside the entries, and only indexes are read.
     """
 
     place: Place
@@ -63,7 +64,7 @@ class Cell:
     first: str
     last: str
     signers: tuple[str, ...]
-    unsigned: int
+    signer_not_stated: int
     variants: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Cell:
             "first_built": self.first,
             "last_built": self.last,
             "signers": list(self.signers),
-            "unsigned": self.unsigned,
+            "signer_not_stated": self.signer_not_stated,
             "variants": list(self.variants),
         }
 
@@ -178,7 +179,7 @@ def _cell(place: Place, lines: Sequence[IndexEntry]) -> Cell:
         first=dates[0] if dates else "",
         last=dates[-1] if dates else "",
         signers=tuple(sorted({line.signer for line in lines if line.signer})),
-        unsigned=sum(1 for line in lines if not line.signer),
+        signer_not_stated=sum(1 for line in lines if not line.signer),
         variants=tuple(sorted({line.key.variant for line in lines if line.key.variant})),
     )
 

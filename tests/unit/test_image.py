@@ -22,10 +22,12 @@ from kcache.probe.packages import this_interpreter
         ("a", "b", "/a/c", "/b/c"),
         ("a", "../../../etc", "/a/passwd", "/etc/passwd"),
         ("a", "a", "/a", "/a"),
+        ("d/a", "/b", "/d/a/c", "/b/c"),
         ("a", "/", "/a/./x/../y", "/y"),
     ],
 )
 def test_links_are_followed_within_the_root(tmp_path: Path, link: str, target: str, asked: str, found: str) -> None:
+    (tmp_path / link).parent.mkdir(exist_ok=True)
     (tmp_path / link).symlink_to(target)
     assert inside(str(tmp_path), asked) == f"{tmp_path}{found}"
 

@@ -39,7 +39,7 @@ def test_cells_of_a_published_store_say_entries_sizes_dates_and_seconds(tmp_path
     assert document["cells"][0] | {"unpacked_bytes": 0} == {
         **{"kind": "modules", "module": "page", "model": "", "flashinfer": "0.7.4", "cuda": "13.0", "machine": "x86_64"},
         **{"arch": "90a", "entries": 1, "bytes": one.archive.size, "unpacked_bytes": 0, "build_seconds": 7.2},
-        **{"first_built": "", "last_built": "", "signers": [], "unsigned": 1, "variants": []},
+        **{"first_built": "", "last_built": "", "signers": [], "signer_not_stated": 1, "variants": []},
     }
     narrowed = json.loads(matrix("--from", tmp_path / "store", "--json", "--arch", "12.0f").stdout)
     assert [cell["arch"] for cell in narrowed["cells"]] == ["120f"]
@@ -69,7 +69,7 @@ def test_an_entry_of_two_stores_is_counted_once_and_signers_are_told() -> None:
     (cell,) = make_matrix(["one", "two"], [line, line, make_line("a/b", "sm_90a", "0.7.4", kind="b12x-moe")]).cells
     assert (cell.entries, cell.size) == (1, 1_700_000)
     cell = make_matrix(["one"], [line, make_line("a/c", "sm_90a", "0.7.4")]).cells[0]
-    assert (cell.signers, cell.unsigned, cell.last) == (("farm",), 0, "2026-12-01T09:00:00Z")
+    assert (cell.signers, cell.signer_not_stated, cell.last) == (("farm",), 0, "2026-12-01T09:00:00Z")
 
 
 def test_index_lines_keep_what_is_only_shown_and_drop_what_would_attack_a_terminal() -> None:
