@@ -21,7 +21,7 @@ from kcache.store.base import Store
 from kcache.values import replace
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.environment import RECORDED, sections
-from kcache.workflows.resolve import GroupName, candidates, choose, grouped
+from kcache.workflows.resolve import GroupName, candidates, choose, grouped, slot_text
 from kcache.workflows.target import Target
 
 BUMPS: Mapping[str, tuple[str, ...]] = {
@@ -196,7 +196,7 @@ def _preview(before: Environment, after: Environment, store: Store, takes: Calla
 def _usable(
     environment: Environment, store: Store, takes: Callable[[EntryKey], bool], *, sources: bool
 ) -> tuple[dict[GroupName, Mapping[str, IndexEntry]], int]:
-    """Group -> architecture -> the entry that a restore would take, and how many only a host can decide about."""
+    """Group -> architecture (and SM count) -> the entry that a restore would take, and how many only a host can decide about."""
     target = Target(environment)
     index = read_index(store, target.index_ingredients())
     asked = [entry for entry in index.entries if takes(entry.key)] if index is not None else []
@@ -207,7 +207,7 @@ def _usable(
             group, environment, read_manifest=partial(read_manifest, store), decide=partial(_decide, target, sources=sources)
         )
         if choice.chosen:
-            found[name] = {arch: entry for arch, (entry, _) in choice.chosen.items()}
+            found[name] = {slot_text(slot): entry for slot, (entry, _) in choice.chosen.items()}
     return found, len(asked) - len(entries)
 
 

@@ -160,9 +160,8 @@ def _reading_once(store: Store, guard: Guard | None) -> Callable[[IndexEntry], M
 
 def _kind(target: Target, choices: Sequence[Choice]) -> KindReport:
     archs = target.environment.archs
-    missing = [(choice, choice.missing(archs)) for choice in choices]
-    whole = bool(archs) and not any(lacking for _, lacking in missing)
-    reasons = [line for choice, lacking in missing if lacking or not archs for line in why_missing(choice, lacking)]
+    whole = bool(archs) and not any(choice.missing for choice in choices)
+    reasons = [line for choice in choices if choice.missing or not archs for line in why_missing(choice)]
     hits = any(choice.chosen for choice in choices)
     failed = any(choice.failed for choice in choices)
     status = HIT if whole else PARTIAL if hits else ERROR if failed else MISS

@@ -112,7 +112,7 @@ def _kind_report(outcome: Outcome, target: Target, choices: Sequence[Choice]) ->
     reasons: list[str] = []
     failed = False
     for choice in choices:
-        for arch, (line, _) in sorted(choice.chosen.items()):
+        for (arch, _count), (line, _) in sorted(choice.chosen.items()):
             fingerprint = line.key.fingerprint
             bad = outcome.refusals.get(fingerprint, ())
             if fingerprint in outcome.errors:
@@ -123,9 +123,8 @@ def _kind_report(outcome: Outcome, target: Target, choices: Sequence[Choice]) ->
             else:
                 action = outcome.actions[fingerprint]
                 entries.append(_entry(line.key, arch, action))
-        missing = choice.missing(target.environment.archs)
-        if missing or not choice.chosen:
+        if choice.missing or not choice.chosen:
             failed = failed or bool(choice.failed)
-            reasons += why_missing(choice, missing)
+            reasons += why_missing(choice)
     status = HIT if not reasons else PARTIAL if entries else ERROR if failed else MISS
     return KindReport(status=status, entries=tuple(entries), reasons=tuple(dict.fromkeys(reasons)))

@@ -1,8 +1,9 @@
 """Which entries fit this environment, and why the others do not.
 
 Candidates come from an index; each gets a decision by key. For every group (a kind and its modules) and every architecture of
-the environment the best accepted candidate is taken whose manifest also passes. Decisions are `kcache.match`'s; this module
-brings them the manifests and the facts that they ask for.
+the environment the best accepted candidate is taken whose manifest also passes; where kernels are for one SM count and the GPUs
+of an architecture differ in it, one is taken for every SM count. Decisions are `kcache.match`'s; this module brings them the
+manifests and the facts that they ask for.
 """
 
 from __future__ import annotations
@@ -13,12 +14,32 @@ from kcache.errors import KcacheError, RefusedError
 from kcache.index import IndexEntry
 from kcache.key import KIND_MODULES, EntryKey, Environment
 from kcache.manifest import Manifest
-from kcache.match import Check, Decision, match_key, rank
+from kcache.match import Check, Decision, match_key, rank, sm_count_fact
 from kcache.report import HIT, MISS, PARTIAL, KindReport
 from kcache.values import dataclass, field
 
 GroupName = tuple[str, tuple[str, ...], str, str]
 """What entries have in common of which one is chosen: kind, modules, model, variant."""
+
+
+Slot = tuple[str, str]
+"""What one entry serves: an architecture and, where that decides, the SM count of the GPUs that it is for; else empty."""
+
+
+def slots_of(keys: Iterable[EntryKey], environment: Environment) -> tuple[Slot, ...]:
+    """What entries of one group are needed for: GPUs of one architecture need kernels each for their own SM count."""
+    counted = any("gpu.sm_count" in key.ingredients for key in keys)
+    slots: list[Slot] = []
+    for arch in environment.archs:
+        counts = (environment.fact(sm_count_fact(arch)).value or "").split() if counted else []
+        slots += [(arch, count) for count in counts] if len(counts) > 1 else [(arch, "")]
+    return tuple(slots)
+
+
+def slot_text(slot: Slot) -> str:
+    """A slot for people."""
+    arch, count = slot
+    return f"{arch} with {count} SMs" if count else arch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +64,8 @@ class Choice:
     """What was chosen for one group.
 
     title:   the group for messages.
-    chosen:  architecture -> the entry and its manifest.
+    slots:   what an entry is needed for: an architecture, and its SM count where that decides (see `slots_of`).
+    chosen:  slot -> the entry and its manifest.
     refused: (fingerprint, reasons) for candidates of this GPU that were refused.
     failed:  errors met on the way; candidates that could not be looked at.
     untrusted: why the policy does not let candidates in: misses, not failures.
@@ -51,14 +73,16 @@ class Choice:
 
     name: GroupName
     title: str
-    chosen: Mapping[str, tuple[IndexEntry, Manifest]] = field(default_factory=dict)
+    slots: tuple[Slot, ...] = ()
+    chosen: Mapping[Slot, tuple[IndexEntry, Manifest]] = field(default_factory=dict)
     refused: tuple[tuple[str, tuple[Check, ...]], ...] = ()
     failed: tuple[KcacheError, ...] = ()
     untrusted: tuple[RefusedError, ...] = ()
     for_this_gpu: bool = True
 
-    def missing(self, archs: Iterable[str]) -> tuple[str, ...]:
-        return tuple(arch for arch in archs if arch not in self.chosen)
+    @property
+    def missing(self) -> tuple[Slot, ...]:
+        return tuple(slot for slot in self.slots if slot not in self.chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +136,15 @@ def choose(
         read_manifest: brings an entry's verified manifest; raises `KcacheError`, and `RefusedError` where the policy refuses it.
         decide: the decision by manifest (`Target.decide`); may raise `KcacheError`.
     """
-    chosen: dict[str, tuple[IndexEntry, Manifest]] = {}
+    slots = slots_of((candidate.entry.key for candidate in group), environment)
+    chosen: dict[Slot, tuple[IndexEntry, Manifest]] = {}
     refused = {c.entry.key.fingerprint: c.decision.differs for c in group if not c.decision.accepted and c.built_for_this_gpu}
     failed: dict[str, KcacheError] = {}
     untrusted: dict[str, RefusedError] = {}
     passed: dict[str, Manifest] = {}
-    for arch in environment.archs:
-        fitting = [c for c in group if c.decision.accepted and arch in c.decision.archs]
-        for candidate in sorted(fitting, key=lambda c: _preference(c, environment, arch), reverse=True):
+    for slot in slots:
+        fitting = [candidate for candidate in group if _serves(candidate, slot)]
+        for candidate in sorted(fitting, key=lambda c: _preference(c, environment, slot[0]), reverse=True):
             fingerprint = candidate.entry.key.fingerprint
             if fingerprint in refused or fingerprint in failed or fingerprint in untrusted:
                 continue
@@ -137,17 +162,24 @@ def choose(
                     refused[fingerprint] = decision.differs
                     continue
                 passed[fingerprint] = manifest
-            chosen[arch] = (candidate.entry, passed[fingerprint])
+            chosen[slot] = (candidate.entry, passed[fingerprint])
             break
     return Choice(
         name=group[0].name,
         title=group[0].entry.key.title,
+        slots=slots,
         chosen=chosen,
         refused=tuple(sorted(refused.items())),
         failed=tuple(failed.values()),
         untrusted=tuple(untrusted.values()),
         for_this_gpu=any(candidate.built_for_this_gpu for candidate in group),
     )
+
+
+def _serves(candidate: Candidate, slot: Slot) -> bool:
+    arch, count = slot
+    decision = candidate.decision
+    return decision.accepted and arch in decision.archs and count in ("", candidate.entry.key.ingredients.get("gpu.sm_count"))
 
 
 def _preference(candidate: Candidate, environment: Environment, arch: str) -> tuple[int, int, int, int, str]:
@@ -166,16 +198,17 @@ SHOWN_CHECKS = 3
 """Fields shown for each refused candidate; `kcache lookup` shows all."""
 
 
-def why_missing(choice: Choice, missing: Sequence[str]) -> list[str]:
-    """One line for everything that keeps a group from being used on `missing` architectures."""
+def why_missing(choice: Choice) -> list[str]:
+    """One line for everything that keeps a group from being used everywhere; GPUs of one architecture are told apart."""
     modules = choice.title
     lines = [f"{modules}: {error}" for error in choice.failed] + [str(error) for error in choice.untrusted]
     for fingerprint, checks in choice.refused:
         shown = "; ".join(check.describe() for check in checks[:SHOWN_CHECKS])
         more = f"; and {len(checks) - SHOWN_CHECKS} more" if len(checks) > SHOWN_CHECKS else ""
         lines.append(f"{modules} {fingerprint[7:19]}: {shown}{more}")
-    if not lines:
-        lines.append(f"{modules}: nothing published for {', '.join(missing) or 'a GPU that is not known'}")
+    if not lines or any(count for _, count in choice.missing):
+        where = ", ".join(map(slot_text, choice.missing)) or "a GPU that is not known"
+        lines.append(f"{modules}: nothing {'usable' if lines else 'published'} for {where}")
     return lines
 
 

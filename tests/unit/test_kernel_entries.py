@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from kcache.errors import CollectError, KcacheError, ManifestError
 from kcache.gpu_products import from_description, product
+from kcache.index import Blob, IndexEntry
 from kcache.kernel_facts import Wheel
 from kcache.key import ABSENT, CUTE_DSL, EntryKey, Environment, Fact, known, undetermined
 from kcache.kinds.cute_entry import BuiltKernel, KernelBuild, kernel_parts
@@ -25,7 +27,7 @@ from kcache.probe.packages import Distribution
 from kcache.probe.wheels import compiler_wheels, portable_digest
 from kcache.workflows.cute_build import DryRunAnswer, Kernel
 from kcache.workflows.entrypoint import why_unproven
-from kcache.workflows.resolve import Wanted, ambiguous_models
+from kcache.workflows.resolve import Candidate, Choice, Wanted, ambiguous_models, choose, slot_text, why_missing
 from kcache.workflows.target import Target
 from kcache.workflows.verify_kernels import proof_of, prove_kernels
 
@@ -342,6 +344,46 @@ def test_an_entry_that_would_not_be_true_is_not_made(built: KernelBuild, kernels
     with pytest.raises(CollectError) as raised:
         kernel_parts(built, kernels)
     assert told in str(raised.value)
+
+
+def chosen(environment: Environment, *published: Manifest) -> Choice:
+    """What is chosen where these entries, all of one model, are published."""
+    blob = Blob(path="x", sha256=D, size=1)
+    lines = {one.fingerprint: one for one in published}
+    group = [
+        Candidate(
+            entry=IndexEntry(key=one.key, manifest=blob, archive=blob, unpacked_size=1, build_seconds=1.0),
+            decision=match_key(one.key, environment, strict=False),
+        )
+        for one in published
+    ]
+    decide = partial(match_binary, environment=environment, strict=False)
+    return choose(group, environment, read_manifest=lambda entry: lines[entry.key.fingerprint], decide=decide)
+
+
+def built_for(sm_count: int) -> Manifest:
+    return manifest(build(gpu={**build().gpu, "sm_count": sm_count}))
+
+
+@pytest.mark.parametrize(
+    ("counts", "published", "served", "told"),
+    [
+        ("188", (188,), ["120f"], []),
+        ("170 188", (188, 170), ["120f with 170 SMs", "120f with 188 SMs"], []),
+        ("170 188", (188,), ["120f with 188 SMs"], ["nothing published for 120f with 170 SMs"]),
+        ("170 188", (170, 84), ["120f with 170 SMs"], ["gpu.sm_count", "nothing usable for 120f with 188 SMs"]),
+    ],
+)
+def test_gpus_of_one_architecture_each_need_kernels_of_their_own_sm_count(
+    counts: str, published: tuple[int, ...], served: list[str], told: list[str]
+) -> None:
+    environment = replace(host(), facts={**host().facts, "gpu.sm_count.120f": known(counts)})
+    choice = chosen(environment, *(built_for(count) for count in published))
+    assert [slot_text(slot) for slot in choice.slots if slot in choice.chosen] == served
+    for (_, count), (entry, _) in choice.chosen.items():
+        assert count in ("", entry.key.ingredients["gpu.sm_count"])
+    lines = why_missing(choice) if choice.missing else []
+    assert len(lines) == len(told) and all(text in line for text, line in zip(told, lines, strict=True))
 
 
 def key(kind: str = "b12x-moe", model: str = "Qwen/Qwen3-30B-A3B", module: str = "b12x_moe") -> EntryKey:
