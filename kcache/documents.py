@@ -6,6 +6,7 @@ Nothing here knows what a document means. No I/O.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from kcache import digest
@@ -108,11 +109,21 @@ def decode(data: bytes, what: str, limit: int) -> Any:
 
     Raises:
         IntegrityError: larger than `limit` bytes.
-        ManifestError: not UTF-8, or not JSON.
+        ManifestError: not UTF-8, not JSON, or something that could not be written again (infinity, half a surrogate pair).
     """
     if len(data) > limit:
         raise IntegrityError(f"{what} is larger than {limit} bytes")
     try:
-        return json.loads(data.decode("utf-8"))
+        document = json.loads(data.decode("utf-8"), parse_constant=_finite, parse_float=_finite)
+        if b"\\u" in data:  # half of a surrogate pair, which UTF-8 has no bytes for, can only come from an escape
+            json.dumps(document, ensure_ascii=False).encode()
+        return document
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{what} is not a JSON document", why=str(error)) from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number

@@ -1,0 +1,101 @@
+"""`ci/fuzz`, and the targets that the normal tests fuzz for a moment: whatever the bytes, a value or a KcacheError."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from entries import make_entry
+
+from kcache import archive, digest
+from kcache.errors import KcacheError
+from kcache.index import Index, index_entry, parse_index
+from kcache.manifest import ArchiveFacts, Manifest, parse_manifest
+
+FILES = {"cascade": b"\x7fELF" * 40}
+
+
+def _sample() -> tuple[Manifest, bytes]:
+    with TemporaryDirectory() as directory:
+        manifest = make_entry(Path(directory), FILES)
+        return manifest, next(Path(directory).glob("*.zst")).read_bytes()
+
+
+MANIFEST, ARCHIVE = _sample()
+
+
+def unpack(data: bytes) -> None:
+    """An archive with facts that fit its bytes: the readers of frames and members themselves must refuse."""
+    expected = {artifact.path: (artifact.size, artifact.sha256) for artifact in MANIFEST.artifacts}
+    facts = ArchiveFacts(sha256=digest.of_bytes(data), size=len(data), unpacked_size=MANIFEST.archive.unpacked_size)
+    found: dict[str, bytes] = {}
+    archive.unpack([data], facts, expected, lambda path, size, chunks: found.update({path: b"".join(chunks)}))
+    assert list(found.values()) == list(FILES.values())
+
+
+TARGETS: Mapping[str, tuple[Callable[[bytes], object], bytes]] = {
+    "archive": (unpack, ARCHIVE),
+    "manifest": (parse_manifest, MANIFEST.encode()),
+    "index": (parse_index, Index(entries=(index_entry(MANIFEST, MANIFEST.encode()),)).encode()),
+}
+"""Name -> what reads the bytes, and bytes that it takes."""
+
+_TOKENS = (
+    b"null",
+    b"-1",
+    b"1e999",
+    b"[]",
+    b"{}",
+    b'""',
+    b"true",
+    b"\x00",
+    b"\xff",
+    b"9" * 30,
+    b"\\ud800",
+    b'"a":',
+    b"[" * 600,
+    b"NaN",
+)
+
+
+def attempt(name: str, data: bytes) -> None:
+    """One input. Anything but a value or a KcacheError comes through."""
+    try:
+        TARGETS[name][0](data)
+    except KcacheError:
+        pass
+
+
+def mutated(name: str, chance: random.Random) -> bytes:
+    """The good bytes with some of them replaced by bytes, tokens, or other parts of themselves."""
+    data = bytearray(TARGETS[name][1])
+    for _ in range(chance.randint(1, 4)):
+        start = chance.randrange(len(data) + 1)
+        end = min(len(data), start + chance.choice((0, 1, 1, 2, 8, 40)))
+        at = chance.randrange(len(data) + 1)
+        data[start:end] = chance.choice((chance.choice(_TOKENS), chance.randbytes(chance.randint(0, 4)), data[at : at + 20]))
+    return bytes(data)
+
+
+def main(seconds: float) -> None:
+    seed = int(time.time())
+    chance = random.Random(seed)
+    for name in TARGETS:
+        end, count = time.monotonic() + seconds, 0
+        while time.monotonic() < end:
+            data = mutated(name, chance)
+            try:
+                attempt(name, data)
+            except Exception:
+                print(f"{name}: seed {seed}, input {count}: {data!r}", file=sys.stderr)
+                raise
+            count += 1
+        print(f"| {name} | {count} inputs | no crash |", flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))
