@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from schemas import conforms
+
 from kcache.probe.packages import scan, this_interpreter
 
 REPOSITORY = Path(__file__).parent.parent
@@ -78,12 +80,16 @@ class Container:
 
     def restore(self, store: Path, *words: str, arch: str = "9.0a", timeout: float = 300) -> Done:
         """`kcache restore --json` from a local store, for a described GPU."""
-        return self.kcache("restore", "--from", str(store), "--arch", arch, "--json", *words, timeout=timeout)
+        done = self.kcache("restore", "--from", str(store), "--arch", arch, "--json", *words, timeout=timeout)
+        if done.code in (0, 3, 10) and "--" not in words:
+            conforms("restore", done.document)
+        return done
 
     def verify(self, *words: str, arch: str = "9.0a") -> dict[str, Any]:
         """`kcache verify --json`, its document."""
         done = self.kcache("verify", "--arch", arch, "--json", *words)
         assert done.out, done.err
+        conforms("error" if done.document["status"] == "error" else "verify", done.document)
         return done.document
 
     @property

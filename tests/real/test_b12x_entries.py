@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from container import Container
+from schemas import conforms
 
 from kcache.fsops import Identity
 
@@ -89,6 +90,7 @@ def test_in_another_home_they_are_found_and_again_nothing_is_done(tmp_path: Path
     assert {path: Identity.of(path) for path in (tmp_path / "home").rglob("*")} == before
     verified = container.kcache("verify", "--gpu", GPU, "--json")
     assert verified.code == 0, verified.out + verified.err
+    conforms("verify", verified.document)
     programs = verified.document["programs"]
     assert (programs["status"], programs["compiler_runs"], programs["prepared"]) == ("proven", 0, True)
     assert [program["accepted"] for program in programs["programs"]] == [True, True, True]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from builds import BuildModules
+from schemas import conforms
 
 from kcache import digest
 from kcache.manifest import Manifest, parse_manifest
@@ -30,7 +31,10 @@ def kcache_build(*words: object, **environ: str) -> tuple[int, dict[str, Any], s
     given = {name: value for name, value in os.environ.items() if not name.startswith(("FLASHINFER_", "KCACHE_"))}
     command = [sys.executable, "-m", "kcache", "build", *map(str, words), "--json"]
     done = subprocess.run(command, env=given | environ, capture_output=True, text=True, check=False, timeout=1500)
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    document = json.loads(done.stdout) if done.stdout else {}
+    if document:
+        conforms("error" if document["status"] == "error" else "build", document)
+    return done.returncode, document, done.stderr
 
 
 def only_manifest(output: Path) -> Manifest:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from container import ROOT, Container, Done, copy_flashinfer, open_up
+from schemas import conforms
 
 from kcache.fsops import Identity
 from kcache.gpu_products import product
@@ -103,6 +104,7 @@ def proven(container: Container, store: Path, *words: str, action: str = "instal
     verified = container.kcache("verify", "--gpu", GPU, "--json")
     assert verified.code == 0, verified.out + verified.err
     proof = verified.document
+    conforms("verify", proof)
     assert (proof["status"], proof["compiler_runs"]) == ("proven", 0)
     assert [kernel["accepted"] for kernel in proof["kernels"]["kernels"]] == [True, True]
     assert proof["kernels"]["calls"] == 2

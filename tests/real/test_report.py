@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from container import REPOSITORY, Container
 from prometheus_client.parser import text_string_to_metric_families
+from schemas import conforms
 from warmup_processes import environment
 
 pytestmark = pytest.mark.real
@@ -43,6 +44,7 @@ def served(host: Container, store: Path, code: str, *words: str, **environ: str)
 def reported(host: Container, **environ: str) -> tuple[int, dict[str, Any]]:
     done = host.kcache("report", "--json", "--textfile", str(host.home / "kcache.prom"), env=environ)
     assert done.out, done.err
+    conforms("report", done.document)
     return done.code, done.document
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from container import REPOSITORY, Container
+from schemas import conforms
 from warmup_processes import running_below
 
 pytestmark = pytest.mark.real
@@ -40,6 +41,7 @@ def compilers(container: Container) -> int:
 def warm(container: Container, *words: str, **environ: str) -> dict[str, Any]:
     done = container.kcache("warmup", "--modules", "cascade", "--arch", "9.0a", "--json", *words, env=environ)
     assert done.out, done.err
+    conforms("warmup", done.document)
     return {"code": done.code, **done.document}
 
 

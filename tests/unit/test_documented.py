@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from command_tree import COMMANDS
 
 from kcache.cli import exit_codes
-from kcache.cli.group import app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 HOW = "Say what it does where it is declared: "
-
-
-def walk(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    yield command, context
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            child = command.get_command(context, name)
-            assert child is not None
-            yield from walk(child, click.Context(child, info_name=name, parent=context))
-
-
-COMMANDS = {context.command_path: command for command, context in walk(app, click.Context(app, info_name="kcache"))}
 
 
 def variables(source: str) -> set[str]:

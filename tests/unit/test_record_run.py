@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schemas import conforms
 
 from kcache.workflows.record import first_difference
 from kcache.workflows.record_run import program_environ
@@ -38,7 +39,10 @@ def command(
 def record(tmp_path: Path, toolkit: Path, *program: str, **more: str) -> tuple[int, dict[str, Any], str]:
     words, environ = command(tmp_path, toolkit, *program)
     done = subprocess.run(words, env={**environ, **more}, capture_output=True, text=True, check=False, timeout=120)
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+    document = json.loads(done.stdout) if done.stdout else {}
+    if document:
+        conforms("error" if document["status"] == "error" else "build", document)
+    return done.returncode, document, done.stderr
 
 
 @pytest.mark.parametrize("code", [1, 7, 77])
