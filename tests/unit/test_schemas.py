@@ -58,7 +58,7 @@ USES = [
     ("doctor", "doctor --arch 9.0a", 0),
     ("prune", "prune --dry-run", 0),
     ("prune", "prune --in store --dry-run --older-than 1d", 0),
-    ("plan", f"plan {MANIFEST}", 0),
+    ("plan", f"plan --manifest {MANIFEST}", 0),
     ("manifest-check", f"manifest check {MANIFEST}", 0),
     ("manifest-check", "manifest check bad.toml", 2),
     ("manifest-from-config", "manifest from-config config.json", 0),
