@@ -55,7 +55,8 @@ def publisher(hub: HubProcess, directory: Path, repo: str, *words: str, token: s
 def publish(hub: HubProcess, directory: Path, repo: str, *words: str, token: str | None = WRITER) -> tuple[Any, str]:
     """The report of `kcache publish --json` (None if it failed), and what it said."""
     out, err = publisher(hub, directory, repo, *words, token=token).communicate(timeout=300)
-    return json.loads(out) if out else None, err
+    document = json.loads(out) if out else None
+    return None if document is None or document.get("status") == "error" else document, err
 
 
 def reader(hub: HubProcess, repo: str) -> HfStore:
