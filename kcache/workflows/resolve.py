@@ -117,6 +117,23 @@ def ambiguous_models(keys: Iterable[EntryKey], asked: Wanted) -> tuple[str, ...]
     return tuple(models) if len(models) > 1 and not asked.models else ()
 
 
+def models_not_there(keys: Iterable[EntryKey], asked: Wanted) -> list[str]:
+    """For each model that was named and of which nothing is published here, though of others: a sentence, with what is near."""
+    if not asked.models:
+        return []
+    there = sorted({key.model for key in keys if key.model})
+    said = []
+    for name in asked.models:
+        if there and not any(_is_model(model, name) for model in there):
+            from difflib import get_close_matches
+
+            by_text = {text.lower(): model for model in there for text in (model.rpartition("/")[2], model)}
+            near = get_close_matches(name.lower(), by_text, n=1)
+            hint = f"did you mean {by_text[near[0]]}?" if near else f"published are {', '.join(there[:5])}"
+            said.append(f"nothing is published here for the model {name}: {hint}")
+    return said
+
+
 def candidates(entries: Iterable[IndexEntry], environment: Environment, *, strict: bool) -> list[Candidate]:
     """Every entry with its decision by key, in the order given."""
     return [Candidate(entry=entry, decision=match_key(entry.key, environment, strict=strict)) for entry in entries]

@@ -34,7 +34,7 @@ from kcache.values import dataclass, field, replace
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.outcome import Outcome, Placement, report
-from kcache.workflows.resolve import Choice, Wanted, ambiguous_models, candidates, choose, grouped
+from kcache.workflows.resolve import Choice, Wanted, ambiguous_models, candidates, choose, grouped, models_not_there
 from kcache.workflows.target import Target
 from kcache.workflows.views import offer
 
@@ -123,7 +123,8 @@ def restore(
     target.save_memory()
     env, refusals = _give(run, outcome.placed)
     outcome = replace(outcome, errors=run.errors, refusals=refusals)
-    return report(outcome, target, env=env, warnings=run.warnings, root=cache.root, seconds=time.monotonic() - started)
+    warnings = [*run.warnings, *models_not_there((entry.key for entry in run.entries.values()), request.asked)]
+    return report(outcome, target, env=env, warnings=warnings, root=cache.root, seconds=time.monotonic() - started)
 
 
 def _bring(run: _Run) -> Outcome:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from matrix_samples import make_store
 
 ROOT = Path(__file__).parents[2]
 KCACHE = [sys.executable, "-m", "kcache"]
@@ -152,3 +153,16 @@ def test_a_restore_that_fails_says_so_in_its_own_report_with_the_same_words() ->
 def test_a_server_whose_options_hold_json_is_not_answered_in_json() -> None:
     done = run("restore", "--bogus", "--", "echo", "--json")
     assert (done.returncode, done.stdout) == (0, "--json\n")
+
+
+def test_a_model_that_is_nearly_published_is_told(tmp_path: Path) -> None:
+    make_store(tmp_path / "store", models=3, archs=6, versions=10)
+    words = ["restore", "--from", str(tmp_path / "store"), "--gpu", "rtx-pro-6000", "--json"]
+    for name, said in [
+        ("maker/model-002-mo", ["nothing is published here for the model maker/model-002-mo: did you mean maker/model-002-moe?"]),
+        ("Model-001-moee", ["nothing is published here for the model Model-001-moee: did you mean maker/model-001-moe?"]),
+        ("model-002-moe", []),
+        ("*", []),
+    ]:
+        warnings = json.loads(run(*words, "--model", name, KCACHE_DIR=str(tmp_path / "cache")).stdout)["warnings"]
+        assert [line for line in warnings if "for the model" in line] == said, (name, warnings)
