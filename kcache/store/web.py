@@ -45,8 +45,8 @@ class Site(Protocol):
 class BusyError(UnavailableError):
     """The server wants to be asked again, not before `seconds` have passed if that is not None."""
 
-    def __init__(self, what: str, *, why: str, seconds: float | None) -> None:
-        super().__init__(what, why=why)
+    def __init__(self, what: str, *, why: str, seconds: float | None, remedy: str = "") -> None:
+        super().__init__(what, why=why, remedy=remedy)
         self.seconds = seconds
 
 
@@ -169,9 +169,8 @@ class _Retries:
         left = min(self._until, self._web.patience.until) - time.monotonic()
         if isinstance(error, BusyError) and error.seconds is not None:
             if error.seconds > left:
-                raise UnavailableError(
-                    error.what, why=f"{error.why}; there is time for {max(0.0, left):.0f} s", remedy="Restore again later."
-                ) from error
+                why = f"{error.why}; there is time for {max(0.0, left):.0f} s"
+                raise BusyError(error.what, why=why, seconds=error.seconds, remedy="Restore again later.") from error
             pause += error.seconds
         if self._attempt >= ATTEMPTS or self._silences > 1 or pause > left:
             raise error

@@ -161,6 +161,10 @@ def needed_by_server(environ: Mapping[str, str]) -> dict[str, str]:
 def _open(address: str, opened: list[MetricsStore], cache: LocalCache, deadline: Deadline, *, left: int) -> MetricsStore:
     """A store that may take its share of the time: `left` stores, this one among them, have not been asked."""
     inner = open_store(address, deadline=deadline.at, stall=deadline.left() / left)
+    if address.startswith(("hf://", "https://", "http://")):
+        from kcache.workflows.one_stream import OneStream
+
+        inner = OneStream(inner, address, cache, deadline)
     if is_pinned(address):
         from kcache.workflows.pinned import PinnedReads
 

@@ -386,12 +386,27 @@ def test_beyond_the_hubs_limit_containers_wait_as_told_and_all_of_them_start(hub
     assert not any(line["path"].startswith("/api/") for line in log)
 
 
-def test_b38_eight_ranks_of_a_node_ask_once_each_and_start_where_the_hub_asks_for_more_time_than_there_is(
+def test_b38_eight_ranks_of_a_node_ask_once_and_start_where_the_hub_asks_for_more_time_than_there_is(
     hub: HubProcess, container: Container
 ) -> None:
     hub.fault({"path": INDEX, "action": "status", "status": 429, "headers": {"Retry-After": "300"}})
     with ThreadPoolExecutor(8) as pool:
         done = list(pool.map(lambda _: restore(container, "--deadline", "8s", *CMD).done, range(8)))
     assert [(each.code, each.out) for each in done] == [(0, "started\n")] * 8, done[0].err
-    assert all("asks to wait 300 s" in each.err for each in done)
-    assert len(resolved(hub)) == 8  # nobody asks again before the time that was named
+    assert sum("asks to wait 300 s" in each.err for each in done) == 1
+    assert sum("asked another process of this host to wait" in each.err for each in done) == 7
+    assert len(resolved(hub)) == 1  # nobody asks again before the time that was named
+
+
+def test_b38_eight_ranks_of_a_node_are_one_stream_of_requests_where_the_hub_asks_them_to_wait(
+    hub: HubProcess, container: Container
+) -> None:
+    hub.fault({"path": INDEX, "action": "status", "status": 429, "headers": {"Retry-After": "2"}, "count": 1})
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: restore(container, "--deadline", "60s", *CMD).done, range(8)))
+    assert [(each.code, each.out) for each in done] == [(0, "started\n")] * 8, done[0].err
+    log = hub.requests()
+    refused = next(number for number, line in enumerate(log) if line["status"] == 429)
+    assert (
+        refused == 0 and sum("index.json" in line["path"] for line in log) == 9 and sum("archives" in x["path"] for x in log) <= 2
+    )
