@@ -92,11 +92,13 @@ class HookRegistry:
         for target, hook in cls.hooks:
             place, name = target.rsplit(".", 1)
             owner = pkgutil.resolve_name(place)
-            original = getattr(owner, name)
-            def wrapped(*args, **kwargs):
-                assert hook(*args, **kwargs) is None
-                return original(*args, **kwargs)
-            setattr(owner, name, wrapped)
+            setattr(owner, name, cls.wrapped(getattr(owner, name), hook))
+    @staticmethod
+    def wrapped(original, hook):
+        def call(*args, **kwargs):
+            assert hook(*args, **kwargs) is None
+            return original(*args, **kwargs)
+        return call
 """,
     "tensorrt_llm/_torch/pyexecutor/model_engine.py": """
 order = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schemas import conforms
 
 from kcache.digest import is_digest
 from kcache.key import parse_environment
@@ -93,7 +94,10 @@ def test_an_unusable_home_is_shown_with_what_the_server_needs(tmp_path: Path) ->
 )
 def test_what_cannot_be_done_is_one_line_on_stderr(words: tuple[str, ...], code: int, said: str) -> None:
     done = run(*words, "--json")
-    assert (done.returncode, done.stdout) == (code, "")
+    assert done.returncode == code
+    document = json.loads(done.stdout)
+    conforms("error", document)
+    assert said in " ".join(document["reasons"])
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
