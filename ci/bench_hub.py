@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from ci.bench import KCACHE, Bench, Sample, pairs, run, spread
+from ci.fleet import REPO, publish
 from kcache import digest, index, manifest
 from kcache.key import EntryKey
 from kcache.values import replace
 
 REPOSITORY = Path(__file__).parents[1]
-REPO = "farm/kernels"
 MANY, ELSEWHERE = 100_000, 100
 """Entries of other environments, and how many those are."""
 
@@ -34,10 +34,7 @@ def over_loopback(bench: Bench, stack: ExitStack) -> None:
     from hub.process import local_hub
 
     hub = stack.enter_context(local_hub(bench.scratch / "hub"))
-    bundle = bench.scratch / "bundle.tar"
-    run([*KCACHE, "export", "--from", str(bench.store), "-o", str(bundle)], bench.environ(bench.scratch))
-    publish = [*KCACHE, "import", str(bundle), "--to", f"hf://{REPO}", "--create"]
-    run(publish, {**bench.environ(bench.scratch), **hub.environ()})
+    publish(hub, bench.store, bench.scratch)
     paths = [str(path.relative_to(bench.store)) for path in sorted((bench.store / "v1" / "archives").rglob("*.tar.zst"))]
 
     def environ(home: Path) -> dict[str, str]:

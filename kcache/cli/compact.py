@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from kcache.cli import messages
-from kcache.cli.options import archs_option, json_option, kinds_option, models_option, modules_option
+from kcache.cli.options import json_option, published, published_options
 
 
 @click.command(
@@ -15,21 +17,9 @@ Examples:
   kcache compact --to /mnt/kcache --flashinfer 0.7.4""",
 )
 @click.option("--to", "store", required=True, metavar="STORE", help="The store: a directory, or hf://owner/repo.")
-@kinds_option
-@modules_option
-@models_option
-@archs_option
-@click.option("--flashinfer", metavar="VERSION", default="", help="Only entries for this version of FlashInfer.")
+@published_options
 @json_option
-def command(
-    store: str,
-    kinds: tuple[str, ...],
-    modules: tuple[str, ...],
-    models: tuple[str, ...],
-    archs: tuple[str, ...],
-    flashinfer: str,
-    as_json: bool,
-) -> None:
+def command(store: str, as_json: bool, **chosen: Any) -> None:
     """Put published entries that one container needs together into one file beside them.
 
     \b
@@ -38,13 +28,10 @@ def command(
     """
     from kcache.store.open import open_store
     from kcache.workflows.compact import compact
-    from kcache.workflows.resolve import Wanted
 
     found = compact(
         open_store(store, writing=True),
-        asked=Wanted(kinds=kinds, modules=modules, models=models),
-        archs=[arch.replace(".", "") for arch in archs],
-        flashinfer=flashinfer,
+        **published(**chosen),
         progress=lambda line: messages.say(line, at=messages.VERBOSE),
     )
     if as_json:

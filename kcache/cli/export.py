@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kcache.cli import messages
-from kcache.cli.options import archs_option, json_option, kinds_option, models_option, modules_option
+from kcache.cli.options import json_option, published, published_options
 
 
 @click.command(
@@ -19,21 +20,13 @@ Examples:
 )
 @click.option("--from", "store", required=True, metavar="STORE", help="Where entries are published.")
 @click.option("-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
-@kinds_option
-@modules_option
-@models_option
-@archs_option
-@click.option("--flashinfer", metavar="VERSION", default="", help="Only entries for this version of FlashInfer.")
+@published_options
 @json_option
 def command(
     store: str,
     output: Path,
-    kinds: tuple[str, ...],
-    modules: tuple[str, ...],
-    models: tuple[str, ...],
-    archs: tuple[str, ...],
-    flashinfer: str,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Copy published entries into one file, verified on the way.
 
@@ -43,14 +36,11 @@ def command(
     """
     from kcache.store.open import open_store
     from kcache.workflows.bundle import export
-    from kcache.workflows.resolve import Wanted
 
     report = export(
         open_store(store),
         Path.cwd() / output,
-        asked=Wanted(kinds=kinds, modules=modules, models=models),
-        archs=[arch.replace(".", "") for arch in archs],
-        flashinfer=flashinfer,
+        **published(**chosen),
         progress=lambda line: messages.say(line, at=messages.VERBOSE),
     )
     if as_json:

@@ -63,4 +63,24 @@ policy_option = _option(
 env_option = _option(
     "--env", "env_file", metavar="FILE", help="An environment saved by `kcache env --save`, instead of this host."
 )
+flashinfer_option = _option("--flashinfer", metavar="VERSION", default="", help="Only entries for this version of FlashInfer.")
+
+
+def published_options(function: F) -> F:
+    """Options that choose among what a store publishes; `published` makes of them what workflows take."""
+    for option in (flashinfer_option, archs_option, models_option, modules_option, kinds_option):
+        function = option(function)
+    return function
+
+
+def published(
+    *, kinds: tuple[str, ...], modules: tuple[str, ...], models: tuple[str, ...], archs: tuple[str, ...], flashinfer: str
+) -> dict[str, Any]:
+    """The arguments `asked`, `archs` and `flashinfer` of `kcache.workflows.bundle.choose_entries`."""
+    from kcache.workflows.resolve import Wanted
+
+    asked = Wanted(kinds=kinds, modules=modules, models=models)
+    return {"asked": asked, "archs": [arch.replace(".", "") for arch in archs], "flashinfer": flashinfer}
+
+
 json_option = _option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

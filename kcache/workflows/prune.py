@@ -45,16 +45,7 @@ class Pruned:
     def to_json(self) -> dict[str, Any]:
         return {
             "cache_root": self.root,
-            "entries": [
-                {
-                    "fingerprint": verdict.candidate.fingerprint,
-                    "title": verdict.candidate.title,
-                    "size": verdict.candidate.size,
-                    "status": "removed" if verdict.remove else "kept",
-                    "reason": verdict.why,
-                }
-                for verdict in self.verdicts
-            ],
+            "entries": [verdict.to_json() for verdict in self.verdicts],
             "leftovers": dict(self.leftovers),
             "bytes_freed": self.freed,
             "dry_run": self.dry_run,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from kcache.errors import UsageError
 
@@ -50,6 +51,15 @@ class Verdict:
     candidate: Candidate
     remove: bool
     why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.candidate.fingerprint,
+            "title": self.candidate.title,
+            "size": self.candidate.size,
+            "status": "removed" if self.remove else "kept",
+            "reason": self.why,
+        }
 
 
 def decide(candidates: Sequence[Candidate], rules: Rules, now: float) -> list[Verdict]:

@@ -48,16 +48,7 @@ class PrunedStore:
     def to_json(self) -> dict[str, Any]:
         return {
             "store": self.store,
-            "entries": [
-                {
-                    "fingerprint": verdict.candidate.fingerprint,
-                    "title": verdict.candidate.title,
-                    "size": verdict.candidate.size,
-                    "status": "removed" if verdict.remove else "kept",
-                    "reason": verdict.why,
-                }
-                for verdict in self.verdicts
-            ],
+            "entries": [verdict.to_json() for verdict in self.verdicts],
             "deleted": list(self.deleted),
             "waiting": list(self.waiting),
             "warnings": list(self.warnings),

@@ -34,7 +34,7 @@ from kcache.values import dataclass, field, replace
 from kcache.workflows.catalog import read_index, read_manifest
 from kcache.workflows.deadline import Deadline
 from kcache.workflows.outcome import Outcome, Placement, report
-from kcache.workflows.resolve import Choice, Wanted, ambiguous_models, candidates, choose, grouped, models_not_there
+from kcache.workflows.resolve import Candidate, Choice, Wanted, ambiguous_models, candidates, choose, grouped, models_not_there
 from kcache.workflows.target import Target
 from kcache.workflows.views import offer
 
@@ -130,8 +130,8 @@ def restore(
 def _bring(run: _Run) -> Outcome:
     """Chooses among the entries that are known, and puts in place what is chosen. The report is made from what this comes to."""
     request = run.request
-    unclear = ambiguous_models((entry.key for entry in run.entries.values()), request.asked)
-    choices = _choices(run, [entry for entry in run.entries.values() if entry.key.model not in unclear])
+    unclear, decided = _decided(run)
+    choices = _choices(run, decided)
     _put_in_place(run, choices)
     return Outcome(
         kinds=request.asked.kinds,
@@ -252,17 +252,26 @@ def _fetch_together(run: _Run, store: Store, index: Index) -> Path | None:
 
 def _missing(run: _Run, store: Store) -> list[IndexEntry]:
     """What of a store's lines will be chosen among and is not in place, as far as keys tell."""
-    asked = [e for e in run.entries.values() if run.store_of.get(e.key.fingerprint) is store and run.request.asked.takes(e.key)]
+    fitting = [one.entry for one in _decided(run)[1] if one.decision.accepted]
+    return [entry for entry in fitting if run.store_of[entry.key.fingerprint] is store and not _is_installed(run, entry)]
+
+
+def _decided(run: _Run) -> tuple[tuple[str, ...], list[Candidate]]:
+    """The models that are not chosen among, and every other entry that was asked for, decided about by key."""
     unclear = ambiguous_models((entry.key for entry in run.entries.values()), run.request.asked)
-    found = candidates(asked, run.target.environment, strict=run.request.strict_match)
-    fitting = [one.entry for one in found if one.decision.accepted and one.entry.key.model not in unclear]
-    for entry in fitting:
-        run.found.setdefault(entry.key.fingerprint, run.cache.find(entry.key.fingerprint))
-    return [entry for entry in fitting if not _is_installed(run, entry)]
+    asked = [e for e in run.entries.values() if e.key.model not in unclear and run.request.asked.takes(e.key)]
+    return unclear, candidates(asked, run.target.environment, strict=run.request.strict_match)
+
+
+def _find(run: _Run, fingerprint: str) -> InstalledEntry | Damage | None:
+    """What the cache has, looked for once."""
+    if fingerprint not in run.found:
+        run.found[fingerprint] = run.cache.find(fingerprint)
+    return run.found[fingerprint]
 
 
 def _is_installed(run: _Run, entry: IndexEntry) -> bool:
-    found = run.found.get(entry.key.fingerprint)
+    found = _find(run, entry.key.fingerprint)
     return isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256
 
 
@@ -288,23 +297,18 @@ def _installed(run: _Run) -> dict[str, IndexEntry]:
     """Index lines of what is installed already: what is left when no store answers, or none has this environment."""
     entries = {}
     for fingerprint in run.cache.fingerprints():
-        found = run.found.setdefault(fingerprint, run.cache.find(fingerprint))
-        if isinstance(found, InstalledEntry):
+        if isinstance(found := _find(run, fingerprint), InstalledEntry):
             entries[fingerprint] = index_entry(found.manifest, found.manifest.encode())
     return entries
 
 
-def _choices(run: _Run, entries: Sequence[IndexEntry]) -> list[Choice]:
-    wanted, strict = run.request.asked, run.request.strict_match
-    asked = [entry for entry in entries if wanted.takes(entry.key)]
-    environment = run.target.environment
-    decided = candidates(asked, environment, strict=strict)
+def _choices(run: _Run, decided: Sequence[Candidate]) -> list[Choice]:
     return [
         choose(
             group,
-            environment,
+            run.target.environment,
             read_manifest=lambda e: _manifest(run, e),
-            decide=lambda manifest: run.target.decide(manifest, strict=strict),
+            decide=lambda manifest: run.target.decide(manifest, strict=run.request.strict_match),
         )
         for group in grouped(decided).values()
     ]
@@ -315,10 +319,8 @@ def _manifest(run: _Run, entry: IndexEntry) -> Manifest:
     fingerprint = entry.key.fingerprint
     if run.guard is not None:
         run.vouched[fingerprint] = run.guard.admit(entry, run.store_of.get(fingerprint))
-    if fingerprint not in run.found:
-        run.found[fingerprint] = run.cache.find(fingerprint)
-    found = run.found[fingerprint]
-    if isinstance(found, InstalledEntry) and found.manifest_sha256 == entry.manifest.sha256:
+    found = _find(run, fingerprint)
+    if isinstance(found, InstalledEntry) and _is_installed(run, entry):
         return found.manifest
     return read_manifest(run.store_of[fingerprint], entry)
 

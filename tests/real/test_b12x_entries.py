@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from container import Container
 from schemas import conforms
+from small_models import small_manifest
 
 from kcache.fsops import Identity
 
@@ -29,29 +30,6 @@ pytestmark = [
 
 GPU = "rtx-pro-6000"
 KIND = "b12x-programs"
-MANIFEST = """
-format = "kcache.recipe/1"
-kinds = ["b12x-programs"]
-[model]
-name = "test/small"
-source = "made up"
-hidden_size = 256
-moe_intermediate_size = 256
-experts = 16
-top_k = 2
-activation = "silu"
-quantization = ["nvfp4"]
-[parallel]
-tp = [1]
-ep = [1]
-[tokens]
-capture = [1]
-maximum = 1
-[targets]
-gpus = ["rtx-pro-6000"]
-cuda = "13.0"
-flashinfer = ["0.7.4"]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +37,7 @@ def store(build_cache: Path, build_store: Callable[[Path], Path]) -> Path:
     """A local store with the entry of one small model."""
     place = build_cache / "b12x-entries"
     place.mkdir(exist_ok=True)
-    (place / "model.toml").write_text(MANIFEST)
+    (place / "model.toml").write_text(small_manifest(kind=KIND, intermediate=256, experts=16))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SITE))}
     words = ["build", "--manifest", str(place / "model.toml"), "--kinds", KIND, "--gpu", GPU, "-o", str(place / "out"), "--json"]
     with (place / "lock").open("w") as lock:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from container import ROOT, Container, Done, copy_flashinfer, open_up
 from schemas import conforms
+from small_models import small_manifest
 
 from kcache.fsops import Identity
 from kcache.gpu_products import product
@@ -39,30 +40,6 @@ MODULE = "b12x_moe_sm120a_cute_dsl"
 PYTHONS = [path for path in os.environ.get("KCACHE_TEST_PYTHONS", "").split(os.pathsep) if path]
 """Other interpreters that have FlashInfer and all it needs (another minor version, installed with uv)."""
 
-MANIFEST = """
-format = "kcache.recipe/1"
-kinds = ["b12x-moe"]
-[model]
-name = "{model}"
-source = "made up"
-hidden_size = 256
-moe_intermediate_size = 768
-experts = 8
-top_k = 2
-activation = "silu"
-quantization = ["nvfp4"]
-[parallel]
-tp = [1]
-ep = [1]
-[tokens]
-capture = [1]
-maximum = 2
-[targets]
-gpus = ["rtx-pro-6000"]
-cuda = "13.0"
-flashinfer = ["{version}"]
-"""
-
 Stores = Callable[..., Path]
 
 
@@ -76,7 +53,7 @@ def kernel_store(build_cache: Path, build_store: Callable[[Path], Path]) -> Stor
         if wanted not in done:
             place = build_cache / f"kernels-{hashlib.sha256(str((sys.version_info[:2], *wanted)).encode()).hexdigest()[:8]}"
             place.mkdir(exist_ok=True)
-            (place / "model.toml").write_text(MANIFEST.format(version=version, model=model))
+            (place / "model.toml").write_text(small_manifest(name=model, maximum=2, version=version))
             environ = {**os.environ, "PYTHONPATH": str(site or "")}
             words = ["build", "--manifest", str(place / "model.toml"), "-o", str(place / "out"), "--json"]
             with (place / "lock").open("w") as lock:
@@ -379,7 +356,7 @@ def test_of_several_models_one_has_to_be_named(tmp_path: Path, kernel_store: Sto
     store = tmp_path / "store"
     shutil.copytree(kernel_store(), store)
     other = next(iter(sorted(build_cache.glob("kernels-*/out/*.json")))).parent.parent
-    (tmp_path / "model.toml").write_text(MANIFEST.format(version=VERSION, model="test/other"))
+    (tmp_path / "model.toml").write_text(small_manifest(name="test/other", maximum=2, version=VERSION))
     words = ["build", "--manifest", str(tmp_path / "model.toml"), "-o", str(tmp_path / "out"), "--json"]
     if (work := other / "out" / ".build").is_dir():
         shutil.copytree(work, tmp_path / "out" / ".build", symlinks=True)
@@ -399,7 +376,7 @@ def test_a_build_for_an_environment_that_would_refuse_it_fails_with_the_reason(t
     saved = tmp_path / "there.json"
     save = [sys.executable, "-m", "kcache", "env", "--gpu", GPU, "--save", str(saved)]
     assert subprocess.run(save, capture_output=True, check=False).returncode == 0
-    (tmp_path / "model.toml").write_text(MANIFEST.format(version=VERSION, model="test/small"))
+    (tmp_path / "model.toml").write_text(small_manifest(maximum=2, version=VERSION))
     build = ["build", "--manifest", str(tmp_path / "model.toml"), "-o", str(tmp_path / "out"), "--env", str(saved), "--json"]
     fits = subprocess.run([sys.executable, "-m", "kcache", *build], capture_output=True, text=True, check=False)
     assert fits.returncode == 0, fits.stderr

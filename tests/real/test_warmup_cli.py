@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from container import REPOSITORY, Container
 from schemas import conforms
+from small_models import small_manifest
 from warmup_processes import running_below
 
 pytestmark = pytest.mark.real
@@ -185,35 +186,10 @@ def test_a_fallback_that_does_not_exist_starts_the_server_all_the_same(container
     assert "--fallback" in err
 
 
-SMALL = """
-format = "kcache.recipe/1"
-kinds = ["b12x-moe"]
-[model]
-name = "test/one-token"
-source = "made up"
-hidden_size = 256
-moe_intermediate_size = 768
-experts = 8
-top_k = 2
-activation = "silu"
-quantization = ["nvfp4"]
-[parallel]
-tp = [1]
-ep = [1]
-[tokens]
-capture = [1]
-maximum = 1
-[targets]
-gpus = ["rtx-pro-6000"]
-cuda = "13.0"
-flashinfer = ["0.7.4"]
-"""
-
-
 def test_a_models_kernels_are_compiled_once_and_a_changed_manifest_is_another(container: Container, tmp_path: Path) -> None:
     pytest.importorskip("cutlass")
     manifest, kept = tmp_path / "model.toml", tmp_path / "kept"
-    manifest.write_text(SMALL)
+    manifest.write_text(small_manifest(name="test/one-token"))
     words = ["warmup", "--manifest", str(manifest), "--gpu", "rtx-pro-6000", "--json"]
     first = container.kcache(*words, "--keep", str(kept), timeout=600)
     assert first.code == 0, first.err
@@ -221,7 +197,7 @@ def test_a_models_kernels_are_compiled_once_and_a_changed_manifest_is_another(co
     assert [json.loads(path.read_text())["key"]["model"] for path in kept.glob("*.json")] == ["test/one-token"]
     again = container.kcache(*words, env={"PATH": "/nowhere"})
     assert (again.code, status(again.document)) == (0, "present")
-    manifest.write_text(SMALL + "# another\n")
+    manifest.write_text(small_manifest(name="test/one-token") + "# another\n")
     late = container.kcache(*words, "--deadline", "0s")
     assert status(late.document) == "late"
 
