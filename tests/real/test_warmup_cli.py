@@ -203,6 +203,7 @@ def test_a_models_kernels_are_compiled_once_and_a_changed_manifest_is_another(co
 
 
 @pytest.mark.large
+@pytest.mark.timeout(3000)  # as tests/real/test_sampling_kind.py: whichever comes first waits for the build of topk
 def test_a_restored_sampling_leaves_nothing_to_warm_up(container: Container, sampling_store: Path) -> None:
     assert container.restore(sampling_store).code == 0
     done = container.kcache("warmup", "--arch", "9.0a", "--json", env={"PATH": os.devnull})
