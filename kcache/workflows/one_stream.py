@@ -8,8 +8,7 @@ be written, every rank asks for itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 
 from kcache import digest, fsops
 from kcache.errors import InstallError, TrustError
@@ -47,14 +46,13 @@ class OneStream(Wrapper):
         self._answered = True
         return data
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> ExitStack:
+        """Holds the lock until it is left, where there can be one."""
+        held = ExitStack()
         with suppress(InstallError, TrustError):
             self._cache.prepare()
-            with fsops.locked(self._cache.base / "asking.lock", self._deadline.left()):
-                yield
-                return
-        yield
+            held.enter_context(fsops.locked(self._cache.base / "asking.lock", self._deadline.left()))
+        return held
 
     def _wait(self, name: str) -> None:
         """Waits as long as another process was told to.
