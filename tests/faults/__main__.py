@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
-from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
+from faults.archives import refuse_all
 from faults.flips import LOADED, flip_bytes
-from faults.kills import ERRNOS, KILL, LATE, SHOWN, STAYS, TORN, Figures, Stand, fail_at, kill_at
-from faults.scenarios import SCENARIOS
+from faults.kills import ERRNOS, LATE, SHOWN, STAYS, TORN, Figures, Stand, fail_at, kill_at
+from faults.scenarios import SCENARIOS, Scenario
 
 
 def main() -> None:
@@ -18,32 +21,46 @@ def main() -> None:
     parser.add_argument("--step", type=int, default=1, metavar="N", help="Kill at every Nth change only.")
     parser.add_argument("--flips", type=int, default=10_000, metavar="N", help="Bytes to flip.")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="Which bytes.")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="Scenarios at once.")
     given = parser.parse_args()
-    kills = Counter[str]()
-    failures = Counter[str]()
+    kills, failures = Figures(), Figures()
     print("| what | tried | old state | new state | run again completes |\n|---|---|---|---|---|", flush=True)
-    for scenario in SCENARIOS:
-        with tempfile.TemporaryDirectory(prefix="kcache-faults-") as directory:
-            stand = Stand(scenario, Path(directory))
-            calls = stand.calls()
-            killed = kill_at(stand, range(1, calls + 1, given.step), (KILL, TORN))
-            kills.update(points=killed.points)
-            _row(f"{scenario.name}: SIGKILL, {calls} changes", killed)
-            failed = Figures()
-            for number, (name, value) in enumerate(ERRNOS.items()):
-                failed += fail_at(stand, range(1 + number, calls + 1, 8 * given.step), value, on=name in STAYS)
-            for do in (LATE, SHOWN):
-                failed += fail_at(stand, range(1, stand.calls("rename") + 1, given.step), do, only="rename")
-            failures.update(points=failed.points)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for scenario, (killed, failed) in zip(
+            SCENARIOS, pool.map(partial(tried, given.step), range(len(SCENARIOS))), strict=True
+        ):
+            _row(f"{scenario.name}: SIGKILL at a change, or in the middle of a write", killed)
             _row(f"{scenario.name}: {', '.join(ERRNOS)}; renames that fail and are done", failed)
+            kills, failures = kills + killed, failures + failed
     with tempfile.TemporaryDirectory(prefix="kcache-faults-") as directory:
         flips = flip_bytes(Path(directory), given.flips, given.seed)
     print(f"\n| byte flips (seed {given.seed}) | tried | refused | files right all the same | loaded |\n|---|---|---|---|---|")
-    for part, found in flips.items():
-        print(f"| {part} | {sum(found.values())} | " + " | ".join(str(count) for count in found.values()) + " |")
-    loaded = sum(found[LOADED] for found in flips.values())
-    print(f"\n{kills['points']} kills, {failures['points']} failing calls, {given.flips} flips: {loaded} loaded")
-    raise SystemExit(1 if loaded else 0)
+    for part, counts in flips.items():
+        print(f"| {part} | {sum(counts.values())} | " + " | ".join(str(count) for count in counts.values()) + " |")
+    loaded = sum(counts[LOADED] for counts in flips.values())
+    with tempfile.TemporaryDirectory(prefix="kcache-faults-") as directory:
+        archives, outside = refuse_all(Path(directory))
+    print("\n| kills | failing calls | byte flips | of these loaded | hostile archives refused | writes outside |")
+    print("|---|---|---|---|---|---|")
+    print(f"| {kills.points} | {failures.points} | {given.flips} | {loaded} | {archives} | {len(outside)} |")
+    raise SystemExit(1 if loaded or outside else 0)
+
+
+def tried(step: int, number: int) -> tuple[Figures, Figures]:
+    """Kills, and failing calls, of one scenario."""
+    scenario: Scenario = SCENARIOS[number]
+    with tempfile.TemporaryDirectory(prefix="kcache-faults-") as directory:
+        stand = Stand(scenario, Path(directory))
+        calls = stand.calls()
+        # A change that is done and then killed leaves what a kill before the next one leaves: only writes can be half done.
+        killed = kill_at(stand, range(1, calls + 1, step))
+        killed += kill_at(stand, range(1, stand.calls("write") + 1, step), TORN, only="write")
+        failed = Figures()
+        for at, (name, value) in enumerate(ERRNOS.items(), start=1):
+            failed += fail_at(stand, range(at, calls + 1, len(ERRNOS) * step), value, on=name in STAYS)
+        for do in (LATE, SHOWN):
+            failed += fail_at(stand, range(1, stand.calls("rename") + 1, step), do, only="rename")
+    return killed, failed
 
 
 def _row(what: str, figures: Figures) -> None:

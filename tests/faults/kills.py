@@ -60,15 +60,14 @@ class Stand:
         return done.calls
 
 
-def kill_at(stand: Stand, points: Iterable[int], how: Iterable[str] = (KILL, TORN)) -> Figures:
+def kill_at(stand: Stand, points: Iterable[int], do: str = KILL, *, only: str = "") -> Figures:
     """Kills the command at each of these changes."""
     figures = Figures()
     for at in points:
-        for do in how:
-            stand.fresh()
-            done = stand.run(at, do)
-            assert done.code == -9, f"{stand.scenario.name}: not killed at change {at}: {done.code} {done.err}"
-            _settle(stand, figures, f"{do} at change {at}")
+        stand.fresh()
+        done = stand.run(at, do, only=only)
+        assert done.code == -9, f"{stand.scenario.name}: not killed at change {at}: {done.code} {done.err}"
+        _settle(stand, figures, f"{do} at change {at}")
     return figures
 
 

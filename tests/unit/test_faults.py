@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults.flips import LOADED, REFUSED, flip_bytes
-from faults.kills import ERRNOS, LATE, SHOWN, STAYS, Stand, fail_at, kill_at
+from faults.kills import ERRNOS, LATE, SHOWN, STAYS, TORN, Stand, fail_at, kill_at
 from faults.scenarios import SCENARIOS, Scenario
 
 SHARE = 2
@@ -24,7 +24,7 @@ def test_a_command_killed_at_any_change_leaves_the_old_or_the_new_state(tmp_path
     stand = Stand(scenario, tmp_path)
     calls = stand.calls()
     assert calls >= 10
-    figures = kill_at(stand, share(calls, 0), ["kill"]) + kill_at(stand, share(calls, 1), ["torn"])
+    figures = kill_at(stand, share(calls, 0)) + kill_at(stand, share(calls, 1), TORN)
     assert figures.points >= SHARE
 
 
