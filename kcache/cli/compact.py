@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from kcache.cli import messages
-from kcache.cli.options import json_option, published, published_options
+from kcache.cli.options import index_key_options, index_signer, json_option, published, published_options
 
 
 @click.command(
@@ -18,8 +18,9 @@ Examples:
 )
 @click.option("--to", "store", required=True, metavar="STORE", help="The store: a directory, or hf://owner/repo.")
 @published_options
+@index_key_options
 @json_option
-def command(store: str, as_json: bool, **chosen: Any) -> None:
+def command(store: str, index_key: str | None, expires: str, unsigned: bool, as_json: bool, **chosen: Any) -> None:
     """Put published entries that one container needs together into one file beside them.
 
     \b
@@ -32,6 +33,7 @@ def command(store: str, as_json: bool, **chosen: Any) -> None:
     found = compact(
         open_store(store, writing=True),
         **published(**chosen),
+        sign_index=index_signer(index_key, expires, unsigned),
         progress=lambda line: messages.say(line, at=messages.VERBOSE),
     )
     if as_json:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kcache.cli import messages
-from kcache.cli.options import json_option, published, published_options
+from kcache.cli.options import expires_option, index_key_option, index_signer, json_option, published, published_options
 
 
 @click.command(
@@ -21,10 +21,14 @@ Examples:
 @click.option("--from", "store", required=True, metavar="STORE", help="Where entries are published.")
 @click.option("-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write.")
 @published_options
+@index_key_option
+@expires_option
 @json_option
 def command(
     store: str,
     output: Path,
+    index_key: str | None,
+    expires: str,
     as_json: bool,
     **chosen: Any,
 ) -> None:
@@ -41,6 +45,7 @@ def command(
         open_store(store),
         Path.cwd() / output,
         **published(**chosen),
+        sign_index=index_signer(index_key, expires, unsigned=False),
         progress=lambda line: messages.say(line, at=messages.VERBOSE),
     )
     if as_json:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kcache.cli.quick import separated
+
+if TYPE_CHECKING:
+    from kcache.workflows.reindex import SignIndex
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +84,39 @@ def published(
 
     asked = Wanted(kinds=kinds, modules=modules, models=models)
     return {"asked": asked, "archs": [arch.replace(".", "") for arch in archs], "flashinfer": flashinfer}
+
+
+index_key_option = _option("--sign-index", "index_key", metavar="FILE", help="Sign the indexes that are written with this key.")
+expires_option = _option("--expires", default="168h", metavar="TIME", help="With --sign-index: how long that signature counts.")
+unsigned_option = _option(
+    "--unsigned", is_flag=True, help="Let a signed index lose its signature, where no host asks for signed indexes any more."
+)
+
+
+def index_key_options(function: F) -> F:
+    """Options of commands that write indexes; `index_signer` makes of them what workflows take."""
+    for option in (unsigned_option, expires_option, index_key_option):
+        function = option(function)
+    return function
+
+
+def index_signer(index_key: str | None, expires: str, unsigned: bool) -> SignIndex | None:
+    """What signs indexes, by `index_key_options`; None where nothing was said of it.
+
+    Raises:
+        UsageError: the options contradict each other, or the key cannot be read. TrustError: others can read the key.
+    """
+    from kcache.workflows.reindex import leave_unsigned
+
+    if index_key is None:
+        return leave_unsigned if unsigned else None
+    if unsigned:
+        raise click.UsageError("--sign-index and --unsigned exclude each other.")
+    from kcache.cli.restoring import seconds_of
+    from kcache.trust.keys import load
+    from kcache.workflows.signing import IndexSigner
+
+    return IndexSigner(load(index_key), seconds_of(expires, "--expires")).sign
 
 
 json_option = _option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.cli import messages
-from kcache.cli.options import json_option
+from kcache.cli.options import index_key_options, index_signer, json_option
 
 if TYPE_CHECKING:
     from kcache.workflows.prune_rules import Rules, Verdict
+    from kcache.workflows.reindex import SignIndex
 
 
 @click.command(
@@ -31,6 +32,7 @@ Examples:
 @click.option("--version", "versions", multiple=True, metavar="VERSION", help="Entries for this FlashInfer; * matches anything.")
 @click.option("--grace", metavar="TIME", help="What was restored (in a store: published) less long ago stays: 1h; in a store 7d.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
+@index_key_options
 @json_option
 def command(
     store: str | None,
@@ -40,6 +42,9 @@ def command(
     versions: tuple[str, ...],
     grace: str | None,
     dry_run: bool,
+    index_key: str | None,
+    expires: str,
+    unsigned: bool,
     as_json: bool,
 ) -> None:
     """Remove entries that any of the rules names, and what is left of killed restores and publishes.
@@ -57,7 +62,10 @@ def command(
         versions=versions,
     )
     seconds = parse_duration(grace) if grace is not None else None
-    document = _local(rules, seconds, dry_run, as_json) if store is None else _store(store, rules, seconds, dry_run, as_json)
+    if store is None:
+        document = _local(rules, seconds, dry_run, as_json)
+    else:
+        document = _store(store, rules, seconds, dry_run, as_json, index_signer(index_key, expires, unsigned))
     if as_json:
         from kcache.cli.main import echo_json
 
@@ -82,7 +90,9 @@ def _local(rules: Rules, grace: float | None, dry_run: bool, as_json: bool) -> d
     return done.to_json()
 
 
-def _store(url: str, rules: Rules, grace: float | None, dry_run: bool, as_json: bool) -> dict[str, object]:
+def _store(
+    url: str, rules: Rules, grace: float | None, dry_run: bool, as_json: bool, sign_index: SignIndex | None
+) -> dict[str, object]:
     from kcache.store.open import open_store
     from kcache.workflows.prune_store import GRACE, prune_store
 
@@ -92,6 +102,7 @@ def _store(url: str, rules: Rules, grace: float | None, dry_run: bool, as_json: 
         grace=GRACE if grace is None else grace,
         dry_run=dry_run,
         page=url.startswith("hf://"),
+        sign_index=sign_index,
         progress=lambda line: messages.say(line, at=messages.VERBOSE),
     )
     for line in done.warnings:

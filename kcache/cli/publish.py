@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kcache.cli import messages
-from kcache.cli.options import json_option
+from kcache.cli.options import index_key_options, index_signer, json_option
 
 if TYPE_CHECKING:
     from kcache.workflows.publish import PublishReport
@@ -25,6 +25,7 @@ OPTIONS = (
     click.option("--private", is_flag=True, help="With --create: for its owner's members only."),
     click.option("--revision", metavar="BRANCH", help="Publish to this branch of the repository."),
     click.option("--dry-run", is_flag=True, help="Only say what would be uploaded."),
+    index_key_options,
     json_option,
 )
 
@@ -46,10 +47,8 @@ Examples:
 )
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--sign", "key_file", metavar="FILE", help="Sign the entries with this key, those that are there already too.")
-@click.option("--sign-index", "index_key", metavar="FILE", help="Sign the indexes with this key.")
-@click.option("--expires", default="168h", metavar="TIME", help="With --sign-index: how long that signature counts.")
 @store_options
-def command(directory: Path, key_file: str | None, index_key: str | None, expires: str, **options: Any) -> None:
+def command(directory: Path, key_file: str | None, **options: Any) -> None:
     """Upload the entries in DIR, then make them visible.
 
     \b
@@ -58,15 +57,12 @@ def command(directory: Path, key_file: str | None, index_key: str | None, expire
     """
     from kcache.workflows.publish import publish
 
-    key = sign_index = None
-    if key_file or index_key:
-        from kcache.cli.restoring import seconds_of
+    key = None
+    if key_file:
         from kcache.trust.keys import load
-        from kcache.workflows.signing import IndexSigner
 
-        key = load(key_file) if key_file else None
-        sign_index = IndexSigner(load(index_key), seconds_of(expires, "--expires")).sign if index_key else None
-    publish_into(partial(publish, directory, key=key, sign_index=sign_index), **options)
+        key = load(key_file)
+    publish_into(partial(publish, directory, key=key), **options)
 
 
 def publish_into(
@@ -78,6 +74,9 @@ def publish_into(
     private: bool,
     revision: str | None,
     dry_run: bool,
+    index_key: str | None,
+    expires: str,
+    unsigned: bool,
     as_json: bool,
 ) -> None:
     """Opens the store, lets `act` publish into it, and says what came of it. The arguments are `OPTIONS`.
@@ -90,8 +89,9 @@ def publish_into(
     on_hub = store.startswith("hf://")
     if not on_hub and (create or private or revision):
         raise click.UsageError("--create, --private and --revision are for repositories on the Hub.")
+    sign_index = index_signer(index_key, expires, unsigned)
     opened = open_store(at_revision(store, revision), create=create or not on_hub, writing=True, private=private)
-    report = act(opened, replace=replace, dry_run=dry_run, page=on_hub, progress=_progress)
+    report = act(opened, replace=replace, dry_run=dry_run, page=on_hub, sign_index=sign_index, progress=_progress)
     for line in report.warnings:
         messages.say(line)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from kcache.cli import exit_codes
-from kcache.cli.options import archs_option, gpus_option, json_option, python_option
+from kcache.cli.options import archs_option, gpus_option, json_option, policy_option, python_option
 
 
 @click.command(
@@ -21,16 +21,18 @@ Examples:
 @archs_option
 @gpus_option
 @python_option
+@policy_option
 @json_option
-def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, as_json: bool) -> None:
+def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, policy: str | None, as_json: bool) -> None:
     """Prove in a fresh process that what is restored is used and that no compiler runs.
 
     \b
     The process runs the server's Python with JIT disabled and a trap in place of every compiler. It takes as long as importing
-    FlashInfer does (2 to 13 s). The result is kept as a receipt in the cache.
+    FlashInfer does (2 to 13 s). The result is kept as a receipt in the cache. Where the policy in force does not let in what is
+    in place, that is said and nothing is loaded.
     """
     from kcache.kinds.provider import python_path
-    from kcache.workflows.entrypoint import here, prove_restored
+    from kcache.workflows.entrypoint import here, policy_in_force, prove_restored
     from kcache.workflows.target import TargetRequest
 
     cache, target = here(TargetRequest(python=python, archs=archs, gpus=gpus), os.environ)
@@ -38,17 +40,21 @@ def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, a
     view = (cache.read("current", target.id) or {}).get("view")
     if view:
         environ["PYTHONPATH"] = python_path(environ.get("PYTHONPATH", ""), str(cache.site), str(view))
-    proof = prove_restored(cache, target, environ)
+    proof = prove_restored(cache, target, environ, policy_in_force(policy, environ))
     if as_json:
         from kcache.cli.main import echo_json
 
         echo_json(proof)
     else:
         _table(proof)
-    sys.exit(exit_codes.DONE if proof["status"] == "proven" else exit_codes.FAILED)
+    unproven = exit_codes.CORRUPT_OR_UNTRUSTED if proof.get("refused") else exit_codes.FAILED
+    sys.exit(exit_codes.DONE if proof["status"] == "proven" else unproven)
 
 
 def _table(proof: dict[str, Any]) -> None:
+    if refused := proof.get("refused"):
+        click.echo("\n".join(refused))
+        return
     for module in proof.get("modules", []):
         if module["loaded"] and module["ours"]:
             click.echo(f"{module['module']}: loaded in {module['seconds'] * 1000:.2f} ms by {module['via']}")

@@ -18,12 +18,13 @@ from kcache.errors import IntegrityError, UsageError
 from kcache.index import Blob, Index, IndexEntry, index_path, parse_index
 from kcache.store.base import Store
 from kcache.store.bundle import END, BundleStore, header, padding
+from kcache.store.memory import MemoryStore
 from kcache.trust.envelope import ENVELOPE_BYTES
-from kcache.trust.statement import signatures_directory
 from kcache.values import dataclass
 from kcache.workflows.build_output import build_name
-from kcache.workflows.catalog import list_environments, read_manifest
+from kcache.workflows.catalog import list_environments, read_manifest, signatures_of
 from kcache.workflows.publish import PublishReport, publish
+from kcache.workflows.reindex import SignIndex
 from kcache.workflows.resolve import Wanted
 
 Progress = Callable[[str], None]
@@ -58,6 +59,7 @@ def export(
     asked: Wanted,
     archs: Sequence[str] = (),
     flashinfer: str = "",
+    sign_index: SignIndex | None = None,
     progress: Progress = lambda line: None,
 ) -> ExportReport:
     """Writes the entries that are asked for into a new file, whole or not at all.
@@ -65,6 +67,7 @@ def export(
     Args:
         archs: GPU architectures in FlashInfer's spelling without the dot (`90a`); all if empty.
         flashinfer: only entries for this version.
+        sign_index: signs the indexes of the file.
 
     Raises:
         UsageError: nothing was asked for that is there.
@@ -75,7 +78,7 @@ def export(
     return ExportReport(
         path=str(path),
         store=store.describe(),
-        sha256=write_bundle(store, chosen, path, progress),
+        sha256=write_bundle(store, chosen, path, progress, sign_index),
         size=path.stat().st_size,
         entries=sum(map(len, chosen.values())),
         environments=tuple(chosen),
@@ -95,10 +98,17 @@ def choose_entries(store: Store, *, asked: Wanted, archs: Sequence[str], flashin
     return chosen
 
 
-def write_bundle(store: Store, chosen: Mapping[str, Sequence[IndexEntry]], path: Path, progress: Progress) -> str:
-    """Writes a new bundle, whole or not at all; its digest. Equal entries give equal bytes. Raises as `export`."""
+def write_bundle(
+    store: Store,
+    chosen: Mapping[str, Sequence[IndexEntry]],
+    path: Path,
+    progress: Progress,
+    sign_index: SignIndex | None = None,
+) -> str:
+    """Writes a new bundle, whole or not at all; its digest. Equal entries give equal bytes, as long as no index is signed. Raises
+    as `export`."""
     whole = hashlib.sha256()
-    blocks = _hashed(_blocks(store, chosen, progress), whole)
+    blocks = _hashed(_blocks(store, chosen, progress, sign_index), whole)
     fsops.stage(path.parent, path.name, blocks, expected_size=None, expected_sha256=None).commit()
     return f"sha256:{whole.hexdigest()}"
 
@@ -109,14 +119,22 @@ def _hashed(blocks: Iterable[bytes], whole: hashlib._Hash) -> Iterator[bytes]:
         yield block
 
 
-def _blocks(store: Store, chosen: Mapping[str, Sequence[IndexEntry]], progress: Progress) -> Iterator[bytes]:
-    """The bundle's bytes: indexes, manifests, archives."""
+def _blocks(
+    store: Store, chosen: Mapping[str, Sequence[IndexEntry]], progress: Progress, sign: SignIndex | None
+) -> Iterator[bytes]:
+    """The bundle's bytes: indexes, manifests, archives, signatures beside what they are about."""
     for name, entries in chosen.items():
-        yield from _object(name, Index(entries=tuple(entries)).encode())
+        data = Index(entries=tuple(entries)).encode()
+        yield from _object(name, data)
+        if sign is not None:
+            signed = MemoryStore()
+            sign(signed, name, data, None)
+            for path, envelope in sorted(signed.objects.items()):
+                yield from _object(path, envelope)
     every = [entry for entries in chosen.values() for entry in entries]
     for entry in every:
         yield from _object(entry.manifest.path, read_manifest(store, entry).encode())
-        for name in _signatures(store, entry):
+        for name in signatures_of(store, entry.manifest.sha256):
             yield from _object(name, store.read_bytes(name, ENVELOPE_BYTES))
     for blob in {entry.archive.path: entry.archive for entry in every}.values():
         progress(f"exporting {blob.path} ({blob.size / 1e6:.1f} MB)")
@@ -124,13 +142,6 @@ def _blocks(store: Store, chosen: Mapping[str, Sequence[IndexEntry]], progress: 
         yield from _verified(store, blob)
         yield padding(blob.size)
     yield END
-
-
-def _signatures(store: Store, entry: IndexEntry) -> list[str]:
-    """The names of an entry's signatures."""
-    sha256 = entry.manifest.sha256
-    beginning = f"{signatures_directory(sha256)}/{sha256.removeprefix('sha256:')}."
-    return [name for name in store.list(signatures_directory(sha256)) if name.startswith(beginning)]
 
 
 def _object(name: str, data: bytes) -> Iterator[bytes]:
@@ -159,12 +170,13 @@ def import_bundle(
     replace: bool = False,
     dry_run: bool = False,
     page: bool = False,
+    sign_index: SignIndex | None = None,
     progress: Progress = lambda line: None,
 ) -> PublishReport:
     """Publishes what a bundle holds, as `kcache.workflows.publish.publish` does: each entry verified to its last byte first.
 
     Raises:
-        StoreError, IntegrityError, ManifestError, ConflictError: as there; or the file is no bundle.
+        StoreError, IntegrityError, ManifestError, ConflictError, TrustError: as there; or the file is no bundle.
     """
     bundle = BundleStore(path)
     with TemporaryDirectory(prefix="kcache-import-") as scratch:
@@ -175,10 +187,12 @@ def import_bundle(
                 if index_path(entry.key.ingredients) != name:
                     raise IntegrityError(f"{name} of {path} lists an entry of another environment")
                 manifest = read_manifest(bundle, entry)
-                signatures += [(name, bundle.read_bytes(name, ENVELOPE_BYTES)) for name in _signatures(bundle, entry)]
+                signatures += [
+                    (name, bundle.read_bytes(name, ENVELOPE_BYTES)) for name in signatures_of(bundle, entry.manifest.sha256)
+                ]
                 (directory / f"{build_name(entry.key)}.json").write_bytes(manifest.encode())
                 with (directory / f"{build_name(entry.key)}.tar.zst").open("wb") as stream:
                     stream.writelines(_verified(bundle, entry.archive))
         if signatures and not dry_run:
             store.write_many(signatures, if_absent=True)  # before the index that names what they are about
-        return publish(directory, store, replace=replace, dry_run=dry_run, page=page, progress=progress)
+        return publish(directory, store, replace=replace, dry_run=dry_run, page=page, sign_index=sign_index, progress=progress)

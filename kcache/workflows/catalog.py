@@ -61,6 +61,18 @@ def read_manifest(store: Store, entry: IndexEntry) -> Manifest:
     return manifest
 
 
+def signatures_of(store: Store, sha256: str) -> list[str]:
+    """The names of the signatures of a manifest or an index, whoever made them.
+
+    Raises:
+        StoreError
+    """
+    from kcache.trust.statement import signatures_directory  # only those who write need it: a restore asks by key
+
+    beginning = f"{signatures_directory(sha256)}/{sha256.removeprefix('sha256:')}."
+    return [name for name in store.list(signatures_directory(sha256)) if name.startswith(beginning)]
+
+
 def list_environments(store: Store) -> list[str]:
     """The paths of all indexes in a store, sorted.
 

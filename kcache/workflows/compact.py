@@ -17,7 +17,7 @@ from kcache.index import Blob, Bundle, IndexEntry, bundle_path
 from kcache.store.base import Store
 from kcache.values import dataclass
 from kcache.workflows.bundle import choose_entries, write_bundle
-from kcache.workflows.reindex import rebuild_index
+from kcache.workflows.reindex import SignIndex, rebuild_index, require_signer
 from kcache.workflows.resolve import Wanted
 
 
@@ -47,6 +47,7 @@ def compact(
     asked: Wanted,
     archs: Sequence[str] = (),
     flashinfer: str = "",
+    sign_index: SignIndex | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Compacted]:
     """Makes a bundle of what is asked for, one for each environment that has several entries of it.
@@ -54,9 +55,11 @@ def compact(
     Args:
         archs: GPU architectures in FlashInfer's spelling without the dot (`90a`); all if empty.
         flashinfer: only entries for this version.
+        sign_index: signs each index that is written.
 
     Raises:
         UsageError: no environment has several entries of what was asked for.
+        TrustError: an index is signed, and `sign_index` was not given.
         StoreError, IntegrityError, ManifestError: the store failed, or what it holds is damaged.
     """
     chosen = choose_entries(store, asked=asked, archs=archs, flashinfer=flashinfer)
@@ -66,10 +69,13 @@ def compact(
             f"{store.describe()} has one entry of what was asked for in each environment",
             remedy="A bundle saves requests from two entries on; a single one is fetched as it is.",
         )
-    return [_one(store, name, entries, progress) for name, entries in several.items()]
+    require_signer(store, [name.rpartition("/")[0] for name in several], sign_index)
+    return [_one(store, name, entries, sign_index, progress) for name, entries in several.items()]
 
 
-def _one(store: Store, name: str, entries: Sequence[IndexEntry], progress: Callable[[str], None]) -> Compacted:
+def _one(
+    store: Store, name: str, entries: Sequence[IndexEntry], sign: SignIndex | None, progress: Callable[[str], None]
+) -> Compacted:
     directory = name.rpartition("/")[0]
     with TemporaryDirectory(prefix="kcache-compact-") as scratch:
         file = Path(scratch) / "bundle.tar"
@@ -80,5 +86,5 @@ def _one(store: Store, name: str, entries: Sequence[IndexEntry], progress: Calla
         written = store.write(blob.path, file, if_absent=True)
     described = blob.path.removesuffix(".tar") + ".json"
     store.write(described, digest.canonical_json(bundle.to_json()), if_absent=True)
-    rebuild_index(store, directory)
+    rebuild_index(store, directory, sign=sign)
     return Compacted(index=name, entries=len(entries), size=blob.size, sha256=sha256, present=not written)

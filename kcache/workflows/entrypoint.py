@@ -196,8 +196,11 @@ def _jobs(environ: Mapping[str, str]) -> dict[str, str]:
     return {"MAX_JOBS": str(build_jobs(environ).jobs)}
 
 
-def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]) -> dict[str, Any]:
+def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str], policy: Policy | None = None) -> dict[str, Any]:
     """Runs `kcache.workflows.verify.verify` on this environment's view and keeps the result as its receipt.
+
+    Args:
+        policy: what it does not let in is not proven; nothing is loaded then.
 
     Raises:
         ProbeError: there is nothing to prove, or the fresh process gave no answer.
@@ -208,6 +211,11 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
     if not modules and not kernels and not programs:
         raise ProbeError("nothing is restored for this environment", remedy="Run `kcache restore` first.")
     document: dict[str, Any] = {"view": present.get("view"), "status": "proven", "compiler_runs": 0}
+    if policy is not None:
+        from kcache.workflows.trusted import refused_entries
+
+        if refused := refused_entries(cache, target.id, policy):
+            return document | {"status": "failed", "refused": refused}
     if modules:
         document |= run_proof(cache, target, environ, modules).to_json()
     if kernels:

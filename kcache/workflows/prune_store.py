@@ -25,7 +25,14 @@ from kcache.store.base import Store
 from kcache.workflows.catalog import list_environments
 from kcache.workflows.page import keep_page
 from kcache.workflows.prune_rules import Candidate, Rules, Verdict, decide
-from kcache.workflows.reindex import gone_path, newest_manifests, read_published, rebuild_index
+from kcache.workflows.reindex import (
+    SignIndex,
+    gone_path,
+    newest_manifests,
+    read_published,
+    rebuild_index,
+    require_signer,
+)
 
 GRACE = 7 * 86400.0
 """Seconds that a file stays after the last index that named it: longer than any restore runs or an old index is kept."""
@@ -63,6 +70,7 @@ def prune_store(
     grace: float = GRACE,
     dry_run: bool = False,
     page: bool = False,
+    sign_index: SignIndex | None = None,
     now: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> PrunedStore:
@@ -70,9 +78,11 @@ def prune_store(
 
     Args:
         page: keep the README.md that people see in agreement (see `kcache.workflows.page`).
+        sign_index: signs each index that is written.
 
     Raises:
         UsageError: a rule that no store can follow.
+        TrustError: an index that has to be written again is signed, and `sign_index` was not given.
         ManifestError, IntegrityError: an index is damaged or of a newer kcache: nothing was touched.
         StoreError: the store failed. Pruning again goes on from there.
     """
@@ -87,7 +97,7 @@ def prune_store(
     going = {verdict.candidate.fingerprint for verdict in verdicts if verdict.remove}
     warnings: list[str] = []
     if not dry_run:
-        indexes = _take_out(store, indexes, going, warnings, progress)
+        indexes, warnings = _take_out(store, indexes, going, sign_index, progress)
         if page and going:
             warnings += keep_page(store, changed=True).warnings
     idle = _idle(store, indexes, going if dry_run else set(), warnings)
@@ -122,21 +132,26 @@ def _candidate(entry: IndexEntry, seen: float) -> Candidate:
 
 
 def _take_out(
-    store: Store, indexes: dict[str, Index], going: set[str], warnings: list[str], progress: Callable[[str], None]
-) -> dict[str, Index]:
-    """Markers, then indexes; the indexes as they are afterwards."""
-    marked = set()
-    for path, index in indexes.items():
-        for entry in index.entries:
-            if entry.key.fingerprint in going:
-                store.write(gone_path(entry.manifest.path), b"{}", if_absent=True)
-                marked.add(path)
+    store: Store,
+    indexes: dict[str, Index],
+    going: set[str],
+    sign: SignIndex | None,
+    progress: Callable[[str], None],
+) -> tuple[dict[str, Index], list[str]]:
+    """Markers, then indexes; the indexes as they are afterwards, and warnings."""
+    warnings: list[str] = []
+    gone = {path: [entry for entry in index.entries if entry.key.fingerprint in going] for path, index in indexes.items()}
+    marked = {path for path, entries in gone.items() if entries}
+    require_signer(store, [path.removesuffix("/index.json") for path in sorted(marked)], sign)
+    for entries in gone.values():
+        for entry in entries:
+            store.write(gone_path(entry.manifest.path), b"{}", if_absent=True)
     for path in sorted(indexes):  # all: an earlier call may have died after its markers
-        rebuilt = rebuild_index(store, path.removesuffix("/index.json"))
+        rebuilt = rebuild_index(store, path.removesuffix("/index.json"), sign=sign)
         warnings += rebuilt.warnings
         if path in marked:
             progress(f"taken out of {path}")
-    return {path: parse_index(store.read_bytes(path, LIMITS.index_bytes), path) for path in indexes}
+    return {path: parse_index(store.read_bytes(path, LIMITS.index_bytes), path) for path in indexes}, warnings
 
 
 def _idle(store: Store, indexes: dict[str, Index], leaving: set[str], warnings: list[str]) -> list[str]:

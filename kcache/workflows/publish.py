@@ -23,7 +23,15 @@ from kcache.index import archive_path, index_directory
 from kcache.store.base import Store
 from kcache.workflows.build_output import BuiltEntry, read_build_output
 from kcache.workflows.page import keep_page
-from kcache.workflows.reindex import Newest, archive_in_place, generation_path, newest_manifests, read_published, rebuild_index
+from kcache.workflows.reindex import (
+    Newest,
+    archive_in_place,
+    generation_path,
+    newest_manifests,
+    read_published,
+    rebuild_index,
+    require_signer,
+)
 
 if TYPE_CHECKING:
     from kcache.trust.keys import PrivateKey
@@ -122,19 +130,21 @@ def publish(
         UsageError: no entries there.
         IntegrityError, ManifestError: an entry is damaged.
         ConflictError: other files are published under the same key, and `replace` was not given.
+        TrustError: an index that has to be written again is signed, and `sign_index` was not given.
         StoreError: the store failed. Publishing again goes on from there.
     """
     built = read_build_output(directory, progress)
     shelves = sorted({index_directory(entry.manifest.key.ingredients) for entry in built})
     newest = {fingerprint: found for shelf in shelves for fingerprint, found in newest_manifests(store, shelf).items()}
     plans = [_plan(store, entry, newest.get(entry.manifest.fingerprint)) for entry in built]
+    todo = [plan for plan in plans if plan.status != PRESENT]
     if not replace:
         _refuse([plan for plan in plans if plan.status == REPLACED], store)
     if dry_run:
-        todo = [plan for plan in plans if plan.status != PRESENT]
         size = sum(plan.entry.manifest.archive.size + len(plan.entry.encoded) for plan in todo)
         return _report(store, plans, sorted({f"{plan.directory}/index.json" for plan in todo}), size, dry_run=True)
-    uploaded = _upload(store, [plan for plan in plans if plan.status != PRESENT], replace=replace, progress=progress)
+    require_signer(store, sorted({plan.directory for plan in todo}), sign_index)
+    uploaded = _upload(store, todo, replace=replace, progress=progress)
     indexes: list[str] = []
     warnings: list[str] = []
     if key is not None:

@@ -8,6 +8,7 @@ Invariants:
 - The index is read before the names are listed. Whatever it names then was written earlier, so the list has it too, and a swap
   that succeeds has lost nothing.
 - A line is only added when its archive is there with the right size.
+- A signed index is never replaced by one that is not, unless that is asked for: readers that ask for signatures would refuse it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kcache import digest
 from kcache.documents import LIMITS, decode
-from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError
+from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError, TrustError
 from kcache.index import (
     INDEX_FORMAT,
     Bundle,
@@ -34,6 +36,7 @@ from kcache.index import (
 from kcache.key import EntryKey
 from kcache.manifest import Manifest, parse_manifest
 from kcache.store.base import Store
+from kcache.workflows.catalog import signatures_of
 
 ATTEMPTS = 100
 """Swaps of one index before giving up."""
@@ -105,6 +108,36 @@ def archive_in_place(store: Store, manifest: Manifest) -> bool:
     return found is not None and found.size == manifest.archive.size
 
 
+def leave_unsigned(store: Store, path: str, data: bytes, before: bytes | None) -> None:
+    """A `SignIndex` by which an index loses the signatures that it had."""
+
+
+def require_signer(store: Store, directories: Iterable[str], sign: SignIndex | None) -> None:
+    """Refuses to begin what would leave a signed index without a signature. Where `sign` is given nothing is asked.
+
+    Args:
+        directories: the environments whose indexes will be written again.
+
+    Raises:
+        TrustError, StoreError
+    """
+    for directory in directories if sign is None else ():
+        path = f"{directory}/index.json"
+        try:
+            _refuse_signed(store, path, store.read_bytes(path, LIMITS.index_bytes))
+        except NotFoundError:
+            continue
+
+
+def _refuse_signed(store: Store, path: str, data: bytes) -> None:
+    if signatures_of(store, digest.of_bytes(data)):
+        raise TrustError(
+            f"{path} of {store.describe()} is signed, and would be written again without a signature",
+            why="hosts whose policy asks for signed indexes would refuse it",
+            remedy="Give the key: --sign-index FILE. If no host asks for signed indexes any more: --unsigned.",
+        )
+
+
 def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None) -> Rebuilt:
     """Makes the index of an environment agree with its manifests, against any number of other publishers.
 
@@ -112,6 +145,7 @@ def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None
         sign: signs an index before it is written.
 
     Raises:
+        TrustError: the index that is there is signed, and `sign` was not given.
         ConflictError: others were first every time.
         ManifestError: the index is of a format that a newer kcache wrote.
         StoreError
@@ -141,6 +175,8 @@ def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None
         try:
             if sign is not None:
                 sign(store, path, encoded, current)
+            elif current is not None:
+                _refuse_signed(store, path, current)
             store.replace(path, encoded, current)
         except ConflictError:
             time.sleep(min(0.01 * 2**attempt, 0.5) * (0.5 + os.urandom(1)[0] / 510))

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from kcache import digest
-from kcache.errors import NotFoundError, RefusedError, TrustError
-from kcache.index import IndexEntry
-from kcache.local_cache import LocalCache, Vouched
+from kcache.errors import KcacheError, NotFoundError, RefusedError, TrustError
+from kcache.index import IndexEntry, index_entry
+from kcache.local_cache import InstalledEntry, LocalCache, Vouched
 from kcache.store.base import Store
 from kcache.trust.envelope import ENVELOPE_BYTES, unseal
 from kcache.trust.policy import ENTRIES, IGNORE, OPEN, WARN, Policy, StoreRule, TrustedKey
@@ -35,6 +35,7 @@ class Guard:
         self._policy = policy
         self._cache = cache
         self._now = now
+        self._admitted: dict[tuple[str, ...], Vouched] = {}
 
     def admit(self, entry: IndexEntry, store: Store | None) -> Vouched:
         """Who vouches for an entry.
@@ -45,6 +46,14 @@ class Guard:
         Raises:
             RefusedError: nobody that the policy trusts. ProbeError: signatures cannot be verified here. StoreError
         """
+        # A restore chooses anew with each store that it asks: one answer serves as long as the line and the rule are the same.
+        named = "" if store is None else _name(self._policy.rule(store.describe()))
+        asked = entry.key.fingerprint, entry.manifest.sha256, entry.archive.sha256, named
+        if asked not in self._admitted:
+            self._admitted[asked] = self._admit(entry, store)
+        return self._admitted[asked]
+
+    def _admit(self, entry: IndexEntry, store: Store | None) -> Vouched:
         policy = self._policy
         title = f"{entry.key.title} {entry.key.fingerprint[7:19]}"
         for name in (entry.key.fingerprint, entry.manifest.sha256, entry.archive.sha256):
@@ -163,6 +172,25 @@ class Guard:
             return
         remedy = "Somebody may be serving an old state. If not, sign the index again: `kcache sign STORE --index --key FILE`."
         raise TrustError(what, why=why, remedy=remedy)
+
+
+def refused_entries(cache: LocalCache, environment: str, policy: Policy) -> list[str]:
+    """Why the policy does not let in what an environment uses, a sentence for each entry; empty where it lets in all of it.
+
+    Args:
+        environment: the id of the environment (`Target.id`).
+    """
+    guard, refused = Guard(policy, cache), []
+    named = [(cache.read(room, environment) or {}).get("entries") for room in ("current", "kernels", "programs")]
+    for fingerprint in sorted({str(one) for entries in named if isinstance(entries, list) for one in entries}):
+        found = cache.find(fingerprint)
+        if not isinstance(found, InstalledEntry):
+            continue  # what it was is gone: nothing can be said of it, and nothing of it is offered again
+        try:
+            guard.admit(index_entry(found.manifest, found.manifest.encode()), None)
+        except KcacheError as error:
+            refused.append(str(error))
+    return refused
 
 
 def _name(rule: StoreRule) -> str:

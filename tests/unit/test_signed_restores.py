@@ -13,10 +13,17 @@ from entries import make_fitting_entry
 from hub.static import static_site
 
 from kcache import digest
+from kcache.errors import RefusedError
 from kcache.index import IndexEntry, index_path, parse_index
+from kcache.local_cache import LocalCache
 from kcache.manifest import Manifest
+from kcache.store.file import FileStore
+from kcache.store.wrappers import MetricsStore
 from kcache.trust.keys import generate
+from kcache.trust.policy import read_policy
 from kcache.trust.statement import signature_path
+from kcache.values import replace
+from kcache.workflows.trusted import Guard, refused_entries
 
 EXPIRED = "not_after = 2026-01-01T00:00:00Z"
 
@@ -351,6 +358,30 @@ def test_publishing_signs_what_is_there_already_if_it_is_what_was_built(host: Ho
     assert host.restore()[0] == "hit"
 
 
+def test_an_entry_is_admitted_once_however_many_stores_are_asked(host: Host) -> None:
+    guard = Guard(read_policy(str(host.policy_file)), None)
+    first, second = MetricsStore(FileStore(host.store)), MetricsStore(FileStore(host.store))
+    vouched = guard.admit(host.line, first)
+    assert guard.admit(host.line, second) is vouched
+    assert (sum(first.requests.values()), sum(second.requests.values())) == (1, 0)
+    with pytest.raises(RefusedError):  # the same manifest, said to be of another archive
+        guard.admit(replace(host.line, archive=replace(host.line.archive, sha256=f"sha256:{'0' * 64}")), second)
+
+
+def test_verify_fails_where_the_policy_does_not_let_in_what_is_in_place(host: Host) -> None:
+    """Under another policy than it was restored under, offline; nothing is asked of a GPU or FlashInfer for that."""
+    assert host.restore()[0] == "hit"
+    cache = LocalCache(host.container.home / ".cache/kcache")
+    [environment] = [path.stem for path in (cache.base / "current").glob("*.json")]
+    assert refused_entries(cache, environment, read_policy(str(host.policy_file))) == []
+    key_revoked(host)
+    [line] = refused_entries(cache, environment, read_policy(str(host.policy_file)))
+    assert "key a is revoked" in line
+    done = host.container.kcache("verify", "--arch", "9.0a", "--json")
+    assert (done.code, done.document["status"]) == (12, "failed"), done.err
+    assert done.document["refused"] == [line]
+
+
 # Indexes.
 
 
@@ -404,6 +435,63 @@ def test_an_index_must_be_signed_by_as_many_keys_as_the_policy_says(host: Host, 
     assert host.restore()[0] == "hit"
 
 
+def sign(host: Host) -> list[str]:
+    return ["--sign", str(host.farm.root / "a.key")]
+
+
+REWRITES: dict[str, Callable[[Host], list[str]]] = {
+    "publish": lambda host: ["publish", str(host.farm.root / "two"), "--to", str(host.store), *sign(host)],
+    "import": lambda host: ["import", str(host.farm.root / "two.tar"), "--to", str(host.store)],
+    "compact": lambda host: ["compact", "--to", str(host.store)],
+    "prune": lambda host: ["prune", "--in", str(host.store), "--version", "*", "--grace", "0s"],
+}
+
+
+@pytest.fixture(scope="module")
+def more(farm: Farm) -> Farm:
+    """Another entry for the farm's environment: built, in a bundle, and with the first one in a store of two."""
+    make_fitting_entry(farm.root / "two", {"page": b"page" * 900}, kind="page")
+    shutil.copytree(farm.store, farm.root / "both")
+    signed = ("--sign", str(farm.root / "a.key"), "--sign-index", str(farm.root / "index.key"))
+    for store, words in (("both", signed), ("other", signed[:2])):
+        done = farm.container.kcache("publish", str(farm.root / "two"), "--to", str(farm.root / store), *words)
+        assert done.code == 0, done.err
+    done = farm.container.kcache("export", "--from", str(farm.root / "other"), "-o", str(farm.root / "two.tar"))
+    assert done.code == 0, done.err
+    return farm
+
+
+def objects(store: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(store)): path.read_bytes() for path in store.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", REWRITES)
+def test_what_rewrites_a_signed_index_signs_it_or_is_refused_before_anything_is_written(
+    host: Host, more: Farm, command: str
+) -> None:
+    signed_indexes(host)
+    if command in ("compact", "prune"):
+        shutil.rmtree(host.store)
+        shutil.copytree(more.root / "both", host.store)
+    before, words = objects(host.store), REWRITES[command](host)
+    refused = more.container.kcache(*words)
+    assert refused.code == 12
+    assert "--sign-index" in refused.err
+    left = {name for name, data in objects(host.store).items() if before.get(name) != data}
+    assert not [name for name in left if "/signatures/" not in name]  # the entry's own, which `import` brings
+    done = more.container.kcache(*words, "--sign-index", str(more.root / "index.key"))
+    assert done.code == 0, done.err
+    status, said = host.restore()
+    assert status == ("miss" if command == "prune" else "hit"), said
+    assert "signed by 0" not in said
+
+
+def test_a_signed_index_loses_its_signature_where_that_is_asked_for(host: Host, more: Farm) -> None:
+    signed_indexes(host)
+    assert more.container.kcache(*REWRITES["publish"](host), "--unsigned").code == 0
+    assert "signed by 0 of the 1 keys" in host.restore()[1]
+
+
 # Every kind of store.
 
 
@@ -413,7 +501,14 @@ def test_signatures_travel_through_a_bundle_and_a_mirror(host: Host, farm: Farm,
     assert Container(home=tmp_path / "one", environ=host.container.environ).restore(bundle).document["status"] == "hit"
     assert farm.container.kcache("import", str(bundle), "--to", str(copy)).code == 0
     assert Container(home=tmp_path / "two", environ=host.container.environ).restore(copy).document["status"] == "hit"
+    signed_indexes(host)
+    three = Container(home=tmp_path / "three", environ=host.container.environ)
+    assert "signed by 0 of the 1 keys" in three.restore(bundle).err
+    words = ("--sign-index", str(farm.root / "index.key"))
+    assert farm.container.kcache("export", "--from", str(host.store), "--output", str(bundle), *words).code == 0
+    assert three.restore(bundle).document["status"] == "hit"
+    host.policy()
     with static_site(copy) as url:
-        there = Container(home=tmp_path / "three", environ=host.container.environ)
+        there = Container(home=tmp_path / "four", environ=host.container.environ)
         done = there.kcache("restore", "--from", url, "--arch", "9.0a", "--json")
         assert done.document["status"] == "hit", done.err
