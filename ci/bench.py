@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -71,7 +72,7 @@ class Bench:
         self.store, self.arch, self.scratch, self.runs = store, arch, scratch, runs
         self.count = 0
         self.rows: list[tuple[str, str, str, str, str]] = []
-        self.numbers: dict[str, dict[str, float]] = {}
+        self.numbers: dict[str, dict[str, Any]] = {}
 
     def environ(self, home: Path) -> dict[str, str]:
         return {"HOME": str(home), "PATH": os.environ["PATH"]}
@@ -166,18 +167,30 @@ def main() -> None:
     parser.add_argument("--module", action="store_true", help="run python -m kcache instead of the installed command")
     parser.add_argument("--kernels", action="store_true", help="build and restore b12x kernels instead of modules")
     parser.add_argument("--hub", action="store_true", help="restore from a local Hub, and from stores of many entries")
+    parser.add_argument("--curves", action="store_true", help="cost against entries, modules, bytes and containers")
+    parser.add_argument("--peers", action="store_true", help="what people use instead, in containers that differ from the farm")
     options = parser.parse_args()
     if shutil.which("zstd") is None:
         sys.exit("ci/bench compares with the zstd program; install it first")
     with tempfile.TemporaryDirectory(prefix="kcache-bench-") as name:
         scratch = Path(name)
-        store = options.store or (scratch if options.kernels else small_store(scratch, options.arch))
+        store = options.store or (
+            scratch if options.kernels or options.peers or options.curves else small_store(scratch, options.arch)
+        )
         bench = Bench(store, options.arch, scratch, options.runs)
+        sys.path.insert(0, str(Path(__file__).parents[1]))
         if options.hub:
-            sys.path.insert(0, str(Path(__file__).parents[1]))
-            from ci.bench_hub import measure
+            from ci import bench_hub
 
-            measure(bench)
+            bench_hub.measure(bench)
+        elif options.peers:
+            from ci import bench_peers
+
+            bench_peers.measure(bench)
+        elif options.curves:
+            from ci import bench_curves
+
+            bench_curves.measure(bench)
         elif options.kernels:
             bench.kernels()
         else:

@@ -81,11 +81,12 @@ def many_entries(bench: Bench) -> None:
         bench.add(f"{name} of {MANY + len(lines):,} entries / of {len(lines)}", ours, theirs, 1.1)
 
 
-def crowd(store: Path, like: manifest.Manifest) -> None:
+def crowd(store: Path, like: manifest.Manifest, many: int = MANY) -> None:
     """Publishes entries of other FlashInfers, an index for each. Their archives are not there: nothing here asks for them."""
-    for number in range(ELSEWHERE):
+    places = min(ELSEWHERE, many)
+    for number in range(places):
         entries = []
-        for each in range(MANY // ELSEWHERE):
+        for each in range(many // places):
             changed = {"flashinfer.version": f"0.{number}.0", "flashinfer.sources": digest.of_bytes(b"%d" % each)}
             key: EntryKey = replace(like.key, ingredients={**like.key.ingredients, **changed})
             other = replace(like, key=key, sources={})  # nothing here reads it, and a list of files is its bulk
