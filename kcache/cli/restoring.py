@@ -13,7 +13,7 @@ from kcache.report import ERROR, HIT, MISS, PARTIAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from kcache.report import RestoreReport
     from kcache.workflows.target import TargetRequest
@@ -25,6 +25,8 @@ CODES = {HIT: exit_codes.DONE, PARTIAL: exit_codes.PARTIAL, MISS: exit_codes.MIS
 WARMUP = "warmup"
 FALLBACKS = ("none", WARMUP)
 HELP = "See `kcache restore --help`."
+NAMED = 8
+"""Modules, or reasons, that the line names."""
 
 
 def restore(
@@ -236,10 +238,10 @@ def _say(report: RestoreReport, *, as_json: bool, shell: bool) -> None:
 
 def _summary(report: RestoreReport) -> str:
     entries = [entry for kind in report.kinds.values() for entry in kind.entries]
-    modules = ", ".join(sorted({module for entry in entries for module in entry.modules}))
+    modules = _first(sorted({module for entry in entries for module in entry.modules}), ", ")
     seconds = f"{report.seconds * 1000:.0f} ms"
     reasons = [*report.reasons, *(reason for kind in report.kinds.values() for reason in kind.reasons)]
-    why = "; ".join(reasons)
+    why = _first(reasons, "; ")
     if report.status == HIT:
         new = any(entry.action != "in-place" for entry in entries)
         done = "restored" if new else "already in place"
@@ -251,3 +253,8 @@ def _summary(report: RestoreReport) -> str:
     if report.status == MISS:
         return f"nothing restored; kernels will be compiled when first used: {why}"
     return f"restore failed; kernels will be compiled when first used: {why}"
+
+
+def _first(texts: Sequence[str], between: str) -> str:
+    """One line can be read at a glance; `--json` has them all."""
+    return between.join([*texts[:NAMED], *([f"and {len(texts) - NAMED} more"] if len(texts) > NAMED else [])])

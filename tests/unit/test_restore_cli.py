@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from container import Container
+from entries import make_fitting_entry, publish
 
 from kcache.cli import restoring
 from kcache.errors import StoreError, UnavailableError
@@ -214,3 +215,11 @@ def test_hangs_one_after_another_are_each_ended(monkeypatch: pytest.MonkeyPatch)
     assert time.monotonic() - started < 25
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_many_modules_are_still_a_line_that_can_be_read(container: Container, store: Path, tmp_path: Path) -> None:
+    make_fitting_entry(tmp_path / "entries", {f"module_{number:02}": b"\x7fELF" for number in range(30)})
+    publish(tmp_path / "entries", store)
+    said = container.kcache("restore", "--from", str(store), "--arch", "9.0a").err
+    assert "restored: module_00, module_01, " in said
+    assert "module_07, and 22 more in " in said
