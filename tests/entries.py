@@ -99,9 +99,15 @@ def _elf(key: EntryKey) -> ElfFacts:
 
 
 def make_fitting_entry(
-    directory: Path, modules: Mapping[str, bytes] | None = None, *, kind: str = "modules", site: Path | None = None
+    directory: Path,
+    modules: Mapping[str, bytes] | None = None,
+    *,
+    kind: str = "modules",
+    site: Path | None = None,
+    arch: str = "90a",
 ) -> Manifest:
-    """An entry that a restore with `--arch 9.0a` takes on this host: of the installed FlashInfer and one of its real sources.
+    """An entry that a restore with `--arch 9.0a` (or what `arch` says) takes on this host: of the installed FlashInfer and one of
+    its real sources.
 
     Args:
         site: a directory with another FlashInfer, which comes first on PYTHONPATH.
@@ -113,6 +119,7 @@ def make_fitting_entry(
     ingredients = {
         "flashinfer.version": assigned_text(f"{package}/_build_meta.py", "__version__") or "",
         "tvm_ffi.version": assigned_text(f"{tvm_ffi}/_version.py", "__version__") or "",
+        "gpu.arch": arch,
     }
     sources = {"jit/core.py": digest.of_file(f"{package}/jit/core.py")[0]}
     return make_entry(directory, modules, kind=kind, sources=sources, ingredients=ingredients)

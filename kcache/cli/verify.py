@@ -34,10 +34,11 @@ def command(archs: tuple[str, ...], gpus: tuple[str, ...], python: str | None, p
     from kcache.kinds.provider import python_path
     from kcache.workflows.entrypoint import here, policy_in_force, prove_restored
     from kcache.workflows.target import TargetRequest
+    from kcache.workflows.views import present_view
 
     cache, target = here(TargetRequest(python=python, archs=archs, gpus=gpus), os.environ)
     environ = {**os.environ, **target.exports}
-    view = (cache.read("current", target.id) or {}).get("view")
+    view = (present_view(cache, target) or {}).get("view")
     if view:
         environ["PYTHONPATH"] = python_path(environ.get("PYTHONPATH", ""), str(cache.site), str(view))
     proof = prove_restored(cache, target, environ, policy_in_force(policy, environ))

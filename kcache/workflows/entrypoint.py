@@ -21,6 +21,7 @@ from kcache.workflows.deadline import Deadline
 from kcache.workflows.kernels import in_use
 from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target
+from kcache.workflows.views import present_view
 
 if TYPE_CHECKING:
     from kcache.trust.policy import Policy
@@ -147,7 +148,7 @@ def here(where: TargetRequest, environ: Mapping[str, str]) -> tuple[LocalCache, 
         raise InstallError("no directory can be written for the cache", why=root.reason, remedy="Mount one and set KCACHE_DIR.")
     target = find_target(where, environ, root)
     cache = LocalCache(Path(given or root.path or ""))
-    if given is not None and root.path is not None and cache.read("current", target.id) is None:
+    if given is not None and root.path is not None and present_view(cache, target) is None:
         cache = LocalCache(Path(root.path))  # what is given was not made for this environment
     target.remember_in(cache)
     return cache, target
@@ -205,7 +206,7 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
     Raises:
         ProbeError: there is nothing to prove, or the fresh process gave no answer.
     """
-    present = cache.read("current", target.id) or {}
+    present = present_view(cache, target) or {}
     modules, kernels = [str(module) for module in present.get("modules", [])], in_use(cache, target)
     programs = _programs_in_use(cache, target)
     if not modules and not kernels and not programs:
@@ -214,7 +215,8 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
     if policy is not None:
         from kcache.workflows.trusted import refused_entries
 
-        if refused := refused_entries(cache, target.id, policy):
+        rooms = [present, *(cache.read(room, target.id) for room in ("kernels", "programs"))]
+        if refused := refused_entries(cache, rooms, policy):
             return document | {"status": "failed", "refused": refused}
     if modules:
         document |= run_proof(cache, target, environ, modules).to_json()
@@ -252,7 +254,7 @@ def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], mod
     from kcache.workflows.verify import verify
 
     described = target.environment.fact("gpu.source").value != "gpu"
-    present = cache.read("current", target.id) or {}
+    present = present_view(cache, target) or {}
     restored = [cache.base, *([target.aot_directory()] if present.get("into_package") else [])]
     return verify(
         modules,

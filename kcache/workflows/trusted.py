@@ -8,7 +8,8 @@ envelope is kept beside the entry.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from kcache import digest
 from kcache.errors import KcacheError, NotFoundError, RefusedError, TrustError
@@ -174,14 +175,14 @@ class Guard:
         raise TrustError(what, why=why, remedy=remedy)
 
 
-def refused_entries(cache: LocalCache, environment: str, policy: Policy) -> list[str]:
+def refused_entries(cache: LocalCache, rooms: Iterable[Mapping[str, Any] | None], policy: Policy) -> list[str]:
     """Why the policy does not let in what an environment uses, a sentence for each entry; empty where it lets in all of it.
 
     Args:
-        environment: the id of the environment (`Target.id`).
+        rooms: its documents, each with a list `entries` of fingerprints.
     """
     guard, refused = Guard(policy, cache), []
-    named = [(cache.read(room, environment) or {}).get("entries") for room in ("current", "kernels", "programs")]
+    named = [room.get("entries") for room in rooms if room is not None]
     for fingerprint in sorted({str(one) for entries in named if isinstance(entries, list) for one in entries}):
         found = cache.find(fingerprint)
         if not isinstance(found, InstalledEntry):

@@ -6,8 +6,10 @@ Either through a view (a provider package, the default: nothing outside the cach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kcache import digest, fsops
 from kcache.digest import CHUNK
@@ -57,6 +59,20 @@ def offer(
         _write_current(cache, target, None, installed)
         return Offered(view=None, refusals=refusals)
     entries = [*installed, *filter(admits, _kept(cache, target, installed))]
+    try:
+        directory = _write_view(cache, target, version, entries)
+        _write_current(cache, target, directory, entries)
+    except InstallError:  # a cache that was made by another user or with an image, say, for these GPUs and others
+        entries = _offered_to_more(cache, target, entries, admits) if uses_providers(version) else []
+        if not entries:
+            raise
+        directory = _write_view(cache, target, version, entries)
+    decided = [_accept(target, version, module, entries) for entry in installed for module in entry.manifest.key.modules]
+    return Offered(view=directory, refusals={a.module: a.reason for a in decided if not a.accepted})
+
+
+def _write_view(cache: LocalCache, target: Target, version: str, entries: Sequence[InstalledEntry]) -> Path:
+    """The directory of the view that offers these entries; made where it is not there."""
     provided = [
         ProvidedEntry(
             fingerprint=entry.manifest.fingerprint,
@@ -66,11 +82,51 @@ def offer(
         )
         for entry in entries
     ]
-    view = make_view(provided, version, {} if uses_providers(version) else target.real_modules())
-    directory = cache.write_view(view)
-    decided = [_accept(target, version, module, entries) for entry in installed for module in entry.manifest.key.modules]
-    _write_current(cache, target, directory, entries)
-    return Offered(view=directory, refusals={a.module: a.reason for a in decided if not a.accepted})
+    return cache.write_view(make_view(provided, version, {} if uses_providers(version) else target.real_modules()))
+
+
+def present_view(cache: LocalCache, target: Target) -> Mapping[str, Any] | None:
+    """What an environment uses, as `offer` wrote it. In a cache that cannot be written that may be what was made for its GPUs and
+    others; whether it serves, `offer` finds out."""
+    own = cache.read("current", target.id)
+    if own is not None or os.access(cache.base / "current", os.W_OK, effective_ids=True):
+        return own
+    return next(_made_for_more(cache, target), None)
+
+
+def _made_for_more(cache: LocalCache, target: Target) -> Iterator[Mapping[str, Any]]:
+    """What environments use that have all GPU architectures of this one, and more."""
+    for path in sorted((cache.base / "current").glob("*.json")):
+        document = cache.read("current", path.stem) or {}
+        archs, view = document.get("archs"), document.get("view")
+        if view is not None and isinstance(archs, list) and set(target.environment.archs) < set(map(str, archs)):
+            yield document
+
+
+def _offered_to_more(
+    cache: LocalCache, target: Target, entries: Sequence[InstalledEntry], admits: Callable[[InstalledEntry], bool]
+) -> list[InstalledEntry]:
+    """Entries of a view that is there already, these among them, of which FlashInfer will use here only what it may; else none.
+    FlashInfer takes of each provider's modules those that are for the GPU at hand (jit/_cuda_architecture.py, 0.7.4)."""
+    wanted = {entry.manifest.fingerprint: entry for entry in entries}
+    for document in _made_for_more(cache, target):
+        named = document.get("entries")
+        fingerprints = set(map(str, named)) if isinstance(named, list) else set()
+        if not wanted.keys() <= fingerprints:
+            continue
+        others = [cache.find(fingerprint) for fingerprint in sorted(fingerprints - wanted.keys())]
+        if all(isinstance(other, InstalledEntry) and _harmless(target, other, admits) for other in others):
+            return [*entries, *(other for other in others if isinstance(other, InstalledEntry))]
+    return []
+
+
+def _harmless(target: Target, entry: InstalledEntry, admits: Callable[[InstalledEntry], bool]) -> bool:
+    key = entry.manifest.key
+    if not admits(entry):
+        return False
+    if all(arch_score(key.arch, arch) is None for arch in target.environment.archs):
+        return True
+    return match_key(key, target.environment).accepted and target.decide(entry.manifest).accepted
 
 
 def _write_current(cache: LocalCache, target: Target, view: Path | None, entries: Sequence[InstalledEntry]) -> None:

@@ -372,10 +372,10 @@ def test_verify_fails_where_the_policy_does_not_let_in_what_is_in_place(host: Ho
     """Under another policy than it was restored under, offline; nothing is asked of a GPU or FlashInfer for that."""
     assert host.restore()[0] == "hit"
     cache = LocalCache(host.container.home / ".cache/kcache")
-    [environment] = [path.stem for path in (cache.base / "current").glob("*.json")]
-    assert refused_entries(cache, environment, read_policy(str(host.policy_file))) == []
+    [present] = [cache.read("current", path.stem) for path in (cache.base / "current").glob("*.json")]
+    assert refused_entries(cache, [present], read_policy(str(host.policy_file))) == []
     key_revoked(host)
-    [line] = refused_entries(cache, environment, read_policy(str(host.policy_file)))
+    [line] = refused_entries(cache, [present, None], read_policy(str(host.policy_file)))
     assert "key a is revoked" in line
     done = host.container.kcache("verify", "--arch", "9.0a", "--json")
     assert (done.code, done.document["status"]) == (12, "failed"), done.err

@@ -259,6 +259,29 @@ def test_what_a_cache_that_cannot_be_written_lacks_is_restored_elsewhere_and_sai
     assert tree(place / "shared") == before
 
 
+@needs_root
+@pytest.mark.root
+def test_a_read_only_cache_that_was_made_for_more_gpus_serves_a_host_that_has_one_of_them(
+    servers: tuple[Container, Container], place: Path
+) -> None:
+    root, server = servers
+    store = place / "store"
+    make_fitting_entry(place / "entries-120f", {"cascade": LIBRARY}, arch="120f")
+    publish(place / "entries-120f", store)
+    open_up(store)
+    installed = root.restore(store, arch="9.0a,12.0f")
+    assert installed.document["status"] == "hit", installed.document["kinds"]
+    before = tree(place / "shared")
+    for arch in ("9.0a", "12.0f"):
+        found = server.restore(store, arch=arch)
+        assert action(found) == "in-place"
+        assert found.document["cache_root"] == str(place / "shared")
+        assert found.document["env"]["PYTHONPATH"] == installed.document["env"]["PYTHONPATH"]
+    assert tree(place / "shared") == before
+    alone = server.restore(store, arch="10.0a")  # nothing of it is for this one: it is passed over
+    assert alone.document["status"] == "miss" and str(place / "shared") in alone.document["warnings"][0]
+
+
 KILLED = """
 import sys, time
 from pathlib import Path
