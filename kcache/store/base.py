@@ -110,8 +110,11 @@ class Store(Protocol):
         """
         ...
 
-    def delete(self, name: str) -> bool:
-        """Removes an object; whether there was one.
+    def delete(self, *names: str) -> bool:
+        """Removes objects, in this order. A store for which every step is dear removes many at once.
+
+        Returns:
+            Whether any of them was there.
 
         Raises:
             StoreError

@@ -91,8 +91,8 @@ class BundleStore:
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         self._refuse(name)
 
-    def delete(self, name: str) -> bool:
-        self._refuse(name)
+    def delete(self, *names: str) -> bool:
+        self._refuse(names[0])
 
 
 def header(name: str, size: int) -> bytes:

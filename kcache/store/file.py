@@ -184,14 +184,14 @@ class FileStore:
             folders[:] = [folder for folder in folders if is_name(folder)]
             fsops.sweep(directory, ABANDONED, now=now)
 
-    def delete(self, name: str) -> bool:
-        if self.stat(name) is None:
-            return False
-        path = self._path(name)
-        with self._translated(name):
-            path.unlink(missing_ok=True)
-            fsops.sync_directory(path.parent)
-        return True
+    def delete(self, *names: str) -> bool:
+        there = [name for name in names if self.stat(name) is not None]
+        for name in there:
+            path = self._path(name)
+            with self._translated(name):
+                path.unlink(missing_ok=True)
+                fsops.sync_directory(path.parent)
+        return bool(there)
 
     def _path(self, name: str) -> Path:
         check_name(name)

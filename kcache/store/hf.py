@@ -177,8 +177,8 @@ class HfStore:
         except NotFoundError:
             return None
 
-    def delete(self, name: str) -> bool:
-        return self._upload().delete(self.place.path(name))
+    def delete(self, *names: str) -> bool:
+        return self._upload().delete([self.place.path(name) for name in names])
 
 
 def _quoted(text: str) -> str:

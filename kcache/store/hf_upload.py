@@ -81,9 +81,12 @@ class Uploader:
         self._writable()
         self._until_done(_Swap(self, path, data, expected, current))
 
-    def delete(self, path: str) -> bool:
+    def delete(self, paths: Sequence[str]) -> bool:
+        """As `kcache.store.base.Store.delete` says, with paths for names."""
         self._writable()
-        return self._until_done(_Removal(self, path))
+        batches = [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
+        done = [self._until_done(_Removal(self, batch)) for batch in batches]
+        return any(done)
 
     # how it talks to the Hub -----------------------------------------------------------------------------------------------
 
@@ -338,21 +341,24 @@ class _Swap:
 
 
 class _Removal:
-    """One deletion."""
+    """Removes some files in one commit."""
 
-    def __init__(self, uploader: Uploader, path: str) -> None:
-        self._uploader, self._path = uploader, path
+    def __init__(self, uploader: Uploader, paths: Sequence[str]) -> None:
+        self._uploader, self._paths = uploader, paths
         self._uncertain = False
 
     def __call__(self) -> bool:
         from huggingface_hub import CommitOperationDelete
 
         head = self._uploader.head()
-        if self._path not in self._uploader.listed([self._path], head):
+        listed = self._uploader.listed(self._paths, head)
+        there = [path for path in self._paths if path in listed]
+        if not there:
             return self._uncertain
+        what = there[0] if len(there) == 1 else f"{len(there)} files"
         try:
-            operation = CommitOperationDelete(self._path, is_folder=False)
-            self._uploader.commit([operation], f"kcache: remove {self._path}", head)
+            operations = [CommitOperationDelete(path, is_folder=False) for path in there]
+            self._uploader.commit(operations, f"kcache: remove {what}", head)
         except _Retry as retry:
             self._uncertain |= not retry.moved
             raise

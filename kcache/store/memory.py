@@ -64,10 +64,11 @@ class MemoryStore:
                 raise ConflictError(f"{name} in memory was changed by another writer", remedy="Read it again and repeat.")
             self.objects[name] = data
 
-    def delete(self, name: str) -> bool:
-        check_name(name)
+    def delete(self, *names: str) -> bool:
+        for name in names:
+            check_name(name)
         with self._lock:
-            return self.objects.pop(name, None) is not None
+            return len([name for name in names if self.objects.pop(name, None) is not None]) > 0
 
 
 def _names(objects: dict[str, bytes]) -> list[str]:

@@ -100,8 +100,8 @@ class MirrorStore:
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         self._refuse(name)
 
-    def delete(self, name: str) -> bool:
-        self._refuse(name)
+    def delete(self, *names: str) -> bool:
+        self._refuse(names[0])
 
 
 def content_length(answer: Answer, what: str) -> int:

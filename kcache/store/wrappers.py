@@ -46,8 +46,8 @@ class Wrapper:
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         self.inner.replace(name, data, expected)
 
-    def delete(self, name: str) -> bool:
-        return self.inner.delete(name)
+    def delete(self, *names: str) -> bool:
+        return self.inner.delete(*names)
 
 
 class ReadOnlyStore(Wrapper):
@@ -65,8 +65,8 @@ class ReadOnlyStore(Wrapper):
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         raise self._refuse(name)
 
-    def delete(self, name: str) -> bool:
-        raise self._refuse(name)
+    def delete(self, *names: str) -> bool:
+        raise self._refuse(names[0])
 
 
 class MetricsStore(Wrapper):
@@ -119,9 +119,9 @@ class MetricsStore(Wrapper):
         super().replace(name, data, expected)
         self.bytes_written += len(data)
 
-    def delete(self, name: str) -> bool:
+    def delete(self, *names: str) -> bool:
         self.requests["delete"] += 1
-        return super().delete(name)
+        return super().delete(*names)
 
 
 def _size(source: Path | bytes) -> int:
@@ -223,8 +223,8 @@ class RetryStore(Wrapper):
 
         self._repeat(attempt)
 
-    def delete(self, name: str) -> bool:
-        return self._repeat(lambda: self.inner.delete(name))
+    def delete(self, *names: str) -> bool:
+        return self._repeat(lambda: self.inner.delete(*names))
 
 
 def _another(pauses: Iterator[None]) -> bool:
@@ -286,5 +286,5 @@ class FaultStore(Wrapper):
     def replace(self, name: str, data: bytes, expected: bytes | None) -> None:
         self._call("replace", name, lambda: self.inner.replace(name, data, expected))
 
-    def delete(self, name: str) -> bool:
-        return self._call("delete", name, lambda: self.inner.delete(name))
+    def delete(self, *names: str) -> bool:
+        return self._call("delete", names[0], lambda: self.inner.delete(*names))

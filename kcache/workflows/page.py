@@ -72,7 +72,7 @@ def _indexes(store: Store) -> dict[str, Index]:
 
 def render(store: str, indexes: Mapping[str, Index]) -> str:
     """The page, from the paths of indexes and what they list."""
-    rows = [_row(path, index.entries) for path, index in sorted(indexes.items())]
+    rows = [_row(path, index.entries) for path, index in sorted(indexes.items()) if index.entries]
     matrix = make_matrix([store], [entry for index in indexes.values() for entry in index.entries])
     where = store.partition("@")[0]
     return f"""---

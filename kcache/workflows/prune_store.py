@@ -107,9 +107,9 @@ def prune_store(
     if not dry_run:
         # The times before any deletion, so that a call that dies loses none of them.
         _write_ledger(store, ledger, seen, unused)
-        for name in over:
-            progress(f"deleting {name}")
-            store.delete(name)
+        if over:
+            progress(f"deleting {len(over)} files")
+            store.delete(*over)
     return PrunedStore(
         store=store.describe(),
         verdicts=tuple(verdicts),
@@ -143,9 +143,9 @@ def _take_out(
     gone = {path: [entry for entry in index.entries if entry.key.fingerprint in going] for path, index in indexes.items()}
     marked = {path for path, entries in gone.items() if entries}
     require_signer(store, [path.removesuffix("/index.json") for path in sorted(marked)], sign)
-    for entries in gone.values():
-        for entry in entries:
-            store.write(gone_path(entry.manifest.path), b"{}", if_absent=True)
+    markers = [(gone_path(entry.manifest.path), b"{}") for entries in gone.values() for entry in entries]
+    if markers:
+        store.write_many(markers, if_absent=True)
     for path in sorted(indexes):  # all: an earlier call may have died after its markers
         rebuilt = rebuild_index(store, path.removesuffix("/index.json"), sign=sign)
         warnings += rebuilt.warnings

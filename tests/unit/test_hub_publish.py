@@ -108,6 +108,44 @@ def test_other_files_under_the_same_key_are_refused_unless_they_may_be_replaced(
     assert restored(reader(hub, repo)) == {ours.fingerprint: {"cascade/cascade.so": b"two"}}
 
 
+def prune(hub: HubProcess, repo: str, *words: str, token: str | None = WRITER) -> dict[str, Any]:
+    command = [sys.executable, "-m", "kcache", "prune", "--in", repo, "--json", *words]
+    done = subprocess.run(
+        command, env={**os.environ, **hub.environ(token)}, capture_output=True, text=True, timeout=300, check=False
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_pruning_takes_lines_out_first_and_files_after_the_grace_time_in_few_commits(
+    hub: HubProcess, repo: str, tmp_path: Path
+) -> None:
+    kept = entries(tmp_path / "out", 2)
+    for number in range(5):
+        make_entry(tmp_path / "out", {f"old{number}": b"old %d" % number}, kind="modules", flashinfer_version="0.6.18")
+    publish(hub, tmp_path / "out", repo, "--create")
+    ingredients = {**INGREDIENTS, "flashinfer.version": "0.6.18"}
+    old = read_index(reader(hub, repo), ingredients)
+    assert old is not None and len(old.entries) == 5
+    assert prune(hub, repo, "--version", "0.6.*", token=READER)["status"] == "error"
+    assert len(restored(reader(hub, repo), old)) == 5
+    hub.requests()
+    done = prune(hub, repo, "--version", "0.6.*")
+    assert (len(done["deleted"]), len(done["waiting"])) == (0, 10)
+    assert commits(hub.requests()) == 4  # markers, index, page, when what was seen
+    now = read_index(reader(hub, repo), ingredients)
+    assert now is not None and now.entries == ()
+    assert len(restored(reader(hub, repo), old)) == 5  # who has read the old index
+    assert "0.6.18" not in reader(hub, repo).read_bytes("README.md", 10_000).decode()
+    assert len(prune(hub, repo, "--grace", "0s")["deleted"]) == 10
+    assert commits(hub.requests()) == 2  # the times without what left, ten files
+    left = list(reader(hub, repo).list("v1/archives"))
+    assert len(left) == 2 and sorted(restored(reader(hub, repo))) == sorted(kept)
+    assert prune(hub, repo, "--grace", "0s")["deleted"] == []
+    report, said = publish(hub, tmp_path / "out", repo)
+    assert [entry["status"] for entry in report["entries"]].count("uploaded") == 5, said  # asked for again
+
+
 def test_many_entries_are_few_commits(hub: HubProcess, repo: str, tmp_path: Path) -> None:
     fingerprints = entries(tmp_path / "out", 60)
     publish(hub, tmp_path / "out", repo, "--create")

@@ -238,6 +238,10 @@ def test_deleting(store: Store) -> None:
     assert store.stat("a/b") is None
     assert store.delete("a/b") is False
     assert store.write("a/b", b"y", if_absent=True)
+    store.write("a/c", b"z", if_absent=True)
+    assert store.delete("a/b", "a/none", "a/c") is True
+    assert list(store.list("a")) == []
+    assert store.delete("a/b", "a/c") is False
 
 
 def test_compare_and_swap(store: Store) -> None:
