@@ -49,7 +49,7 @@ def unseal(data: bytes, key: PublicKey, what: str) -> dict[str, Any]:
     Raises:
         TrustError: malformed, not signed by this key, or the signature is wrong.
     """
-    payload, signatures = _parse(data, what)
+    payload, signatures = parse_envelope(data, what)
     signature = signatures.get(key.id)
     if signature is None:
         raise TrustError(f"{what} is not signed by key {key.id[:16]}", remedy=_AGAIN)
@@ -61,8 +61,12 @@ def unseal(data: bytes, key: PublicKey, what: str) -> dict[str, Any]:
     return statement
 
 
-def _parse(data: bytes, what: str) -> tuple[bytes, dict[str, bytes]]:
-    """Payload, and key id -> signature."""
+def parse_envelope(data: bytes, what: str) -> tuple[bytes, dict[str, bytes]]:
+    """Payload, not yet verified, and key id -> signature.
+
+    Raises:
+        TrustError: malformed.
+    """
     if len(data) > ENVELOPE_BYTES:
         raise TrustError(f"{what} is larger than {ENVELOPE_BYTES} bytes")
     document = _json(data, what)

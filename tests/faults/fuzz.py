@@ -1,11 +1,20 @@
-"""`ci/fuzz`, and the targets that the normal tests fuzz for a moment: whatever the bytes, a value or a KcacheError."""
+"""`ci/fuzz`, and the targets that the normal tests fuzz for a moment: whatever the bytes, a value or a KcacheError.
+
+Bytes come from mutations of good ones and, where atheris is installed (extra `fuzz`), from libFuzzer, led by which lines of
+kcache they reach (`faults.guided`).
+"""
 
 from __future__ import annotations
 
+import base64
+import os
 import random
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +24,8 @@ from kcache import archive, digest
 from kcache.errors import KcacheError
 from kcache.index import Index, index_entry, parse_index
 from kcache.manifest import ArchiveFacts, Manifest, parse_manifest
+from kcache.trust.envelope import parse_envelope
+from kcache.trust.policy import parse_policy
 
 FILES = {"cascade": b"\x7fELF" * 40}
 
@@ -37,10 +48,36 @@ def unpack(data: bytes) -> None:
     assert list(found.values()) == list(FILES.values())
 
 
+_PUBLIC = f"ed25519:{base64.b64encode(bytes(32)).decode()}"
+POLICY = f"""format = "kcache.policy/1"
+revoked = ["{"0" * 64}"]
+[[key]]
+name = "a"
+public = "{_PUBLIC}"
+kinds = ["samp*"]
+not_after = 2027-01-01T00:00:00Z
+roles = ["entries", "index"]
+[[store]]
+match = "*"
+keys = ["a"]
+[index]
+threshold = 1
+freeze = "warn"
+""".encode()
+ENVELOPE = digest.canonical_json(
+    {
+        "payloadType": "application/vnd.in-toto+json",
+        "payload": base64.b64encode(b'{"a": 1}').decode(),
+        "signatures": [{"keyid": "0" * 64, "sig": base64.b64encode(bytes(64)).decode()}],
+    }
+)
+
 TARGETS: Mapping[str, tuple[Callable[[bytes], object], bytes]] = {
     "archive": (unpack, ARCHIVE),
     "manifest": (parse_manifest, MANIFEST.encode()),
     "index": (parse_index, Index(entries=(index_entry(MANIFEST, MANIFEST.encode()),)).encode()),
+    "policy": (lambda data: parse_policy(data, "it"), POLICY),
+    "envelope": (lambda data: parse_envelope(data, "it"), ENVELOPE),
 }
 """Name -> what reads the bytes, and bytes that it takes."""
 
@@ -94,7 +131,22 @@ def main(seconds: float) -> None:
                 print(f"{name}: seed {seed}, input {count}: {data!r}", file=sys.stderr)
                 raise
             count += 1
-        print(f"| {name} | {count} inputs | no crash |", flush=True)
+        print(f"| {name} | {count} mutations | {_guided(name, seconds)} led by coverage | no crash |", flush=True)
+
+
+def _guided(name: str, seconds: float) -> str:
+    """How many inputs atheris tried; what crashes is printed by it, and ends everything."""
+    if find_spec("atheris") is None:
+        return "0 (no atheris)"
+    with TemporaryDirectory(prefix="kcache-fuzz-") as directory:
+        Path(directory, "corpus").mkdir()
+        Path(directory, "corpus", "good").write_bytes(TARGETS[name][1])
+        command = [sys.executable, "-m", "faults.guided", name, str(max(1, round(seconds))), directory]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=seconds * 4 + 120, check=False)
+    executed = re.search(r"stat::number_of_executed_units: +([0-9]+)", done.stderr)
+    if done.returncode != 0 or executed is None:
+        raise SystemExit(f"{name}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return executed[1]
 
 
 if __name__ == "__main__":
