@@ -38,7 +38,7 @@ from kcache.kinds.autotune import (
     operation_of,
     why,
 )
-from kcache.kinds.autotune_v2 import move_aside
+from kcache.kinds.autotune_v2_install import move_aside
 from kcache.match import EQUAL, Check, Decision
 from kcache.values import dataclass, replace
 

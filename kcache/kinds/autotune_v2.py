@@ -1,21 +1,17 @@
-"""FlashInfer's managed store of tuning results (v2): collected whole, matched exactly, merged into a store that is in use.
+"""FlashInfer's managed store of tuning results (v2): read, collected whole, matched exactly, named for another environment.
 
 `<root>/v2/<environment hash>/manifest.json` says what was tuned in, `entries/<hash of the key>.json` holds one result each
-(`flashinfer/autotune_cache.py`, 0.7.0 to 0.7.4). FlashInfer takes no locks: it writes a temporary file and renames it, and a file
-that it cannot use is a miss. So does this module:
+(`flashinfer/autotune_cache.py`, 0.7.0 to 0.7.4). A file that FlashInfer cannot use is a miss; here it is not collected, and said,
+each with its reason. An environment of the same content under another installer has another hash: `relocated` names it as the
+target does.
 
-- what FlashInfer would not take is neither collected nor installed, and said, each with its reason;
-- a result that is there stays, whoever's it is; one that FlashInfer would not take is set aside, never deleted;
-- a name is only ever given to a whole file, so a killed writer leaves nothing that anyone reads.
-
-An environment of the same content under another installer has another hash: `relocated` names it as the target does.
+Nothing is written here: `kcache.kinds.autotune_v2_install` does that.
 """
 
 # ruff: noqa: PTH208 -- names are compared as strings
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -23,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kcache import digest, fsops
-from kcache.errors import CollectError, InstallError, IntegrityError, KcacheError
+from kcache.errors import CollectError, IntegrityError, KcacheError
 from kcache.kinds.autotune import (
     DSL,
     POLICY_PREFIX,
@@ -229,7 +225,7 @@ def require_winners(collected: Collected) -> None:
 def _read_environment(directory: Path, name: str) -> dict[str, str]:
     for path in (directory, directory / ENTRIES):
         fsops.check_root(path)
-    return parse_store_environment(_read(directory / MANIFEST), name)
+    return parse_store_environment(read_part(directory / MANIFEST), name)
 
 
 def _refuse_foreign(environment: Mapping[str, str], expected: Mapping[str, str]) -> None:
@@ -253,13 +249,18 @@ def _read_entries(directory: Path, store: str) -> tuple[tuple[Entry, ...], list[
             left_out.append(LeftOut(path=path, why="a writer did not finish it" if unfinished else "no name of a result"))
             continue
         try:
-            entries.append(verify_entry(found[1], _read(directory / file)))
+            entries.append(verify_entry(found[1], read_part(directory / file)))
         except KcacheError as error:
             left_out.append(LeftOut(path=path, why=why(error)))
     return tuple(entries), left_out
 
 
-def _read(path: Path) -> bytes:
+def read_part(path: Path) -> bytes:
+    """The bytes of one file of a store.
+
+    Raises:
+        IntegrityError: missing, or too large. TrustError: a link, or someone else could change it.
+    """
     if not os.path.lexists(path):
         raise IntegrityError(f"{path.name} is missing")
     return fsops.read_checked(path, MAX_FILE)
@@ -298,94 +299,6 @@ def relocated(store: TuningStore, host: TuningHost) -> TuningStore:
     return TuningStore(environment=environment, entries=store.entries)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """What an install did, by an entry's name.
-
-    written:   results that were written. kept: that were there with the same bytes.
-    theirs:    that were there with other bytes, measured by whoever put them there, and stay.
-    set_aside: files that FlashInfer would not have taken, renamed.
-    """
-
-    directory: Path
-    written: tuple[str, ...]
-    kept: tuple[str, ...]
-    theirs: tuple[str, ...]
-    set_aside: tuple[str, ...]
-
-
-def install(root: Path, store: TuningStore) -> Placed:
-    """Merge results into the store of their environment; nothing that FlashInfer would take is lost or replaced.
-
-    Args:
-        root: see `store_root`; made where it is missing.
-
-    Raises:
-        TrustError: a directory or file is a link, or someone else could change it.
-        IntegrityError: a result's bytes are not what its name says; nothing was written.
-        NoSpaceError, InstallError: see `kcache.fsops`.
-    """
-    for entry in store.entries:
-        verify_entry(entry.name, entry.data)
-    fsops.ensure_directory(root)
-    fsops.require_space(root, sum(len(entry.data) for entry in store.entries))
-    directory = fsops.ensure_directory(root / SCHEMA / store.env_hash, root=root)
-    entries = fsops.ensure_directory(directory / ENTRIES, root=root)
-    aside = _place_environment(directory, store)
-    written: list[str] = []
-    kept: list[str] = []
-    theirs: list[str] = []
-    for entry in store.entries:
-        path = entries / f"{entry.name}.json"
-        there = _there(path)
-        if there is not None:
-            (kept if there == entry.data else theirs).append(entry.name)
-            continue
-        aside += move_aside(path)
-        fsops.write_bytes(path, entry.data, durable=False)
-        written.append(entry.name)
-    return Placed(directory=directory, written=tuple(written), kept=tuple(kept), theirs=tuple(theirs), set_aside=tuple(aside))
-
-
-def _place_environment(directory: Path, store: TuningStore) -> list[str]:
-    """FlashInfer writes this file if there is none and does not read it; kcache does, to know what it collects."""
-    path = directory / MANIFEST
-    try:
-        parse_store_environment(_read(path), store.env_hash)
-    except IntegrityError:
-        aside = move_aside(path)
-        data = json.dumps(dict(store.environment), indent=2, sort_keys=True).encode()  # as `_atomic_write_json` writes it
-        fsops.write_bytes(path, data, durable=False)
-        return aside
-    return []
-
-
-def move_aside(path: Path) -> list[str]:
-    """Renames what lies at a path, and says to what; nothing where nothing lies there, or another process was first.
-
-    Raises:
-        InstallError: it is there, and cannot be renamed.
-    """
-    if not os.path.lexists(path):
-        return []
-    try:
-        return [fsops.set_aside(path).name]
-    except InstallError:
-        if os.path.lexists(path):
-            raise
-        return []
-
-
-def _there(path: Path) -> bytes | None:
-    """The bytes of a result that FlashInfer would take, or None."""
-    if not os.path.lexists(path):
-        return None
-    try:
-        return verify_entry(path.stem, _read(path)).data
-    except IntegrityError:
-        return None
-
-
 def content_digest(root: Path, environment: Mapping[str, str]) -> str:
     """Of the results that lie in a store now and that FlashInfer would take; empty where there are none.
 
@@ -401,9 +314,3 @@ def content_digest(root: Path, environment: Mapping[str, str]) -> str:
         fsops.check_root(path)
     entries, _ = _read_entries(directory / ENTRIES, directory.name)
     return _content({entry.name: entry.sha256 for entry in entries})
-
-
-def accepted(root: Path, store: TuningStore) -> tuple[str, ...]:
-    """Names of results that FlashInfer would not find there: missing, damaged, or another's."""
-    entries = root / SCHEMA / store.env_hash / ENTRIES
-    return tuple(entry.name for entry in store.entries if _there(entries / f"{entry.name}.json") is None)

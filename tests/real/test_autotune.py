@@ -17,7 +17,7 @@ import pytest
 from tuning_children import CHILDREN, FLASHINFERS, GPU, environ_of, host_of, worked_out
 
 from kcache.key import known
-from kcache.kinds import autotune_v1, autotune_v2
+from kcache.kinds import autotune_v1, autotune_v2, autotune_v2_install
 from kcache.kinds.autotune import check_store_rule
 from kcache.values import replace
 from kcache.workflows import child
@@ -121,7 +121,7 @@ def test_a_store_at_another_home_under_another_installer_is_found_by_the_library
     moved = autotune_v2.relocated(store, there)
     assert moved.env_hash != store.env_hash
     target_root = Path(autotune_v2.store_root(target, target["HOME"]))
-    placed = autotune_v2.install(target_root, moved)
+    placed = autotune_v2_install.install(target_root, moved)
     said = replayed(target, stores=[{"root": None, "policy": policy, "keys": [*keys, "('other', 'PlainRunner', (), ())"]}])
     (found,) = said["stores"]
     assert (found["directory"], found["env_hash"]) == (str(placed.directory), moved.env_hash)
@@ -129,7 +129,7 @@ def test_a_store_at_another_home_under_another_installer_is_found_by_the_library
     assert found["missed"] == ["('other', 'PlainRunner', (), ())"]
 
     # Why it has to be relocated: a plain copy is not found; nor is one that was measured in another way.
-    autotune_v2.install(tmp_path / "copy", store)
+    autotune_v2_install.install(tmp_path / "copy", store)
     stores = [{"root": str(tmp_path / "copy"), "policy": policy, "keys": keys}, {"root": None, "policy": {}, "keys": keys}]
     assert [one["hits"] for one in replayed(target, stores=stores)["stores"]] == [0, 0]
 

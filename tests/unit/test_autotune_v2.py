@@ -20,10 +20,8 @@ from kcache.errors import CollectError, IntegrityError, ProbeError, TrustError
 from kcache.key import undetermined
 from kcache.kinds.autotune import DSL, Stack, environment_hash, group_may_use, parse_tuning_host
 from kcache.kinds.autotune_v2 import (
-    accepted,
     collect,
     content_digest,
-    install,
     match_store,
     parse_store_environment,
     relocated,
@@ -31,6 +29,7 @@ from kcache.kinds.autotune_v2 import (
     store_root,
     verify_entry,
 )
+from kcache.kinds.autotune_v2_install import accepted, install
 from kcache.values import replace
 
 
@@ -273,7 +272,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1]]
 from tunings import a_store
-from kcache.kinds.autotune_v2 import install
+from kcache.kinds.autotune_v2_install import install
 sizes = [int(text) for text in sys.argv[3].split(",")]
 while not Path(sys.argv[2], "go").exists():
     pass
@@ -286,7 +285,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[1]]
 from tunings import a_store
 from kcache import fsops
-from kcache.kinds.autotune_v2 import install
+from kcache.kinds.autotune_v2_install import install
 store = a_store([1])
 directory = install(Path(sys.argv[2], "root"), store).directory / "entries"
 def slowly():
