@@ -24,6 +24,7 @@ KIND_MODULES = "modules"
 NVCC = "nvcc"
 CUTE_DSL = "cute-dsl"
 B12X = "b12x"
+AUTOTUNE = "autotune"
 
 INGREDIENTS: Mapping[str, tuple[str, ...]] = {
     NVCC: (
@@ -56,9 +57,18 @@ INGREDIENTS: Mapping[str, tuple[str, ...]] = {
         "b12x.package",
         "programs",
     ),
+    AUTOTUNE: (
+        "platform.machine",
+        "flashinfer.version",
+        "cuda.release",
+        "gpu.cute_arch",
+        "gpu.sm_count",
+        "tuning.environment",
+        "tuning.results",
+    ),
 }
-"""The ingredients of a key by layout: of nvcc modules, of FlashInfer's CuTe-DSL kernels, and of programs of the package b12x. All
-strings, all required:
+"""The ingredients of a key by layout: of nvcc modules, of FlashInfer's CuTe-DSL kernels, of programs of the package b12x, and of
+the tuner's results. All strings, all required:
 
 platform.machine    `uname -m`, such as `x86_64`
 flashinfer.version  the version of flashinfer-python, such as `0.7.4`
@@ -74,6 +84,8 @@ cutlass_dsl.wheels  digest of {distribution: [version, content]} of the compiler
 kernels             digest of the sorted names of the kernels in the entry
 b12x.package        b12x's own fingerprint of its files, 64 hex digits
 programs            digest of the sorted names of the files in the entry
+tuning.environment  digest of the environment that FlashInfer wrote beside the results
+tuning.results      digest of {path: digest} of the files in the entry
 """
 
 
@@ -228,7 +240,7 @@ class EntryKey:
 
     kind:     the cache kind as users name it, such as `sampling`; `modules` for modules asked for by name.
     modules:  the names of FlashInfer's modules in the entry, sorted.
-    layout:   what lies in the archive and how it is accepted: `nvcc`, `cute-dsl` or `b12x`.
+    layout:   what lies in the archive and how it is accepted: `nvcc`, `cute-dsl`, `b12x` or `autotune`.
     model:    the model that the entry was built for, as its build manifest names it; empty for kinds that suit every model.
     variant:  which of the model's entries this is, such as `nvfp4-tp1-ep1`; empty where there is one.
     """

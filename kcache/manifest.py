@@ -14,12 +14,13 @@ from kcache import digest
 from kcache.documents import LIMITS, Reader, decode
 from kcache.errors import ManifestError
 from kcache.kernel_facts import KernelFacts, kernels_digest, parse_kernel_facts, wheels_digest
-from kcache.key import B12X, CUTE_DSL, NVCC, EntryKey, parse_key
+from kcache.key import AUTOTUNE, B12X, CUTE_DSL, NVCC, EntryKey, parse_key
 from kcache.values import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache.program_facts import ProgramFacts  # imported where there are programs: most starts have none
+    from kcache.tuning_facts import TuningFacts  # likewise
 
 ENTRY_FORMAT = "kcache.entry/1"
 
@@ -86,6 +87,7 @@ class Manifest:
     provenance:    how it was built: recorded, never matched.
     kernels:       of an entry of CuTe-DSL kernels: what they depend on and what asks for them; None for the other layouts.
     programs:      likewise, of an entry of programs of the package b12x.
+    tunings:       likewise, of an entry of the tuner's results.
     """
 
     key: EntryKey
@@ -96,10 +98,13 @@ class Manifest:
     provenance: Mapping[str, Any]
     kernels: KernelFacts | None = None
     programs: ProgramFacts | None = None
+    tunings: TuningFacts | None = None
 
     @property
     def compiles(self) -> int:
-        """How many compilations the entry spares a host."""
+        """How many compilations the entry spares a host; tuning results spare none."""
+        if self.tunings is not None:
+            return 0
         return len(self.artifacts) if self.programs is None else len(self.programs.kernels) + len(self.programs.groups)
 
     @property
@@ -119,6 +124,8 @@ class Manifest:
         }
         if self.programs is not None:
             document["programs"] = self.programs.to_json()
+        if self.tunings is not None:
+            document["tunings"] = self.tunings.to_json()
         return document if self.kernels is None else document | {"kernels": self.kernels.to_json()}
 
     def encode(self) -> bytes:
@@ -163,9 +170,11 @@ def parse_manifest(data: bytes, what: str = "manifest") -> Manifest:
     provenance = reader.object(document.get("provenance"), "provenance")
     kernels = parse_kernel_facts(document["kernels"], "kernels", reader) if "kernels" in document else None
     programs = _parse_programs(document["programs"], reader) if "programs" in document else None
+    tunings = _parse_tunings(document["tunings"], reader) if "tunings" in document else None
     if key is not None:
         _check_consistency(key, artifacts, sources, kernels, document, reader)
         _check_programs(key, programs, artifacts, reader)
+        _check_tunings(key, tunings, artifacts, reader)
     reader.finish(what)
     assert key is not None
     return Manifest(
@@ -177,6 +186,7 @@ def parse_manifest(data: bytes, what: str = "manifest") -> Manifest:
         provenance=provenance,
         kernels=kernels,
         programs=programs,
+        tunings=tunings,
     )
 
 
@@ -184,6 +194,12 @@ def _parse_programs(value: Any, reader: Reader) -> ProgramFacts:
     from kcache.program_facts import parse_program_facts
 
     return parse_program_facts(value, "programs", reader)
+
+
+def _parse_tunings(value: Any, reader: Reader) -> TuningFacts:
+    from kcache.tuning_facts import parse_tuning_facts
+
+    return parse_tuning_facts(value, "tunings", reader)
 
 
 def _parse_artifacts(value: Any, reader: Reader) -> tuple[Artifact, ...]:
@@ -235,7 +251,7 @@ def _check_consistency(  # noqa: PLR0917 -- every part of a manifest
     """A manifest must agree with itself: what it says of its key is what its parts add up to."""
     if document.get("fingerprint") != key.fingerprint:
         reader.problems.append(f"fingerprint: the key's is {key.fingerprint}")
-    if key.layout != B12X and key.ingredients["flashinfer.sources"] != sources_digest(sources):
+    if (of_key := key.ingredients.get("flashinfer.sources")) is not None and of_key != sources_digest(sources):
         reader.problems.append("sources: their digest is not the one in the key")
     paths = [artifact.path for artifact in artifacts]
     if len({path.lower() for path in paths}) != len(paths):
@@ -279,3 +295,12 @@ def _check_programs(key: EntryKey, programs: ProgramFacts | None, artifacts: tup
         from kcache.program_facts import check_program_facts
 
         check_program_facts(programs, key, tuple(artifact.path for artifact in artifacts), reader)
+
+
+def _check_tunings(key: EntryKey, tunings: TuningFacts | None, artifacts: tuple[Artifact, ...], reader: Reader) -> None:
+    if (key.layout == AUTOTUNE) != (tunings is not None):
+        reader.problems.append(f"tunings: there if the layout is {AUTOTUNE}, and only then")
+    elif tunings is not None:
+        from kcache.tuning_facts import check_tuning_facts
+
+        check_tuning_facts(tunings, key, {artifact.path: artifact.sha256 for artifact in artifacts}, reader)

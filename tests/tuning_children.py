@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kcache.key import known
-from kcache.kinds.autotune import TuningHost
 from kcache.probe.host import Host, probe_host
+from kcache.tuning_facts import TuningHost
 from kcache.workflows.tuning_host import tuning_host
 
 FLASHINFERS = [path for path in os.environ.get("KCACHE_TEST_FLASHINFERS", "").split(os.pathsep) if path]

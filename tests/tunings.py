@@ -9,9 +9,10 @@ from typing import Any
 
 from kcache.kernel_facts import Wheel
 from kcache.key import ABSENT, Fact, known
-from kcache.kinds.autotune import DSL, Stack, TuningHost
+from kcache.kinds.autotune import DSL
 from kcache.kinds.autotune_v1 import TuningFile, parse_file
 from kcache.kinds.autotune_v2 import Entry, TuningStore, verify_entry
+from kcache.tuning_facts import Stack, TuningHost
 
 STACK = Stack(
     wheels={"nvidia-cutlass-dsl": Wheel(version="4.8.0", content="sha256:" + "1" * 64, portable="sha256:" + "2" * 64)},

@@ -22,12 +22,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from kcache.documents import Reader
 from kcache.errors import IntegrityError, KcacheError, ProbeError
-from kcache.kernel_facts import Wheel, parse_wheel
-from kcache.key import ABSENT, Fact, known, parse_fact, undetermined
+from kcache.key import ABSENT, Fact, known, undetermined
 from kcache.kinds.library_text import digest_of_parts, function_text, read_source
 from kcache.match import EQUAL, NOT_OLDER, SAME_RELEASE, Check, compiler_facts
+from kcache.tuning_facts import UNKNOWN, Stack
 from kcache.values import dataclass
 
 DSL = "cutlass_dsl_version"
@@ -36,7 +35,6 @@ DSL = "cutlass_dsl_version"
 FIELDS = ("flashinfer_version", "cuda_version", "cublas_version", "cudnn_version", "cudnn_frontend_version", "gpu")
 """What FlashInfer 0.6.18 writes; 0.7.0 and later write `DSL` too."""
 
-UNKNOWN = "unknown"
 INDETERMINATE = (None, UNKNOWN, "None")
 """What FlashInfer has written for a value that it did not have (`_INDETERMINATE_META_VALUES`)."""
 
@@ -109,72 +107,6 @@ def store_digest(package: str) -> str:
     store = text.partition("class ManagedAutotuneCache")[2]
     parts = [schema[0] if schema else "", *(function_text(text, name) for name in ("get_default_cache_root", "_canonical_json"))]
     return digest_of_parts([*parts, *(function_text(store, name) for name in ("__init__", "_entry_path"))])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """CuTe-DSL's compiler, by content: what `DSL` stands for.
-
-    wheels:  normalised name -> each nvidia-cutlass-dsl* that is installed.
-    python:  the Python's ABI, such as `cpython-311-x86_64-linux-gnu`: says which of a wheel's two digests counts.
-    tvm_ffi: the version of apache-tvm-ffi; empty where it is not installed.
-    """
-
-    wheels: Mapping[str, Wheel]
-    python: str
-    tvm_ffi: str
-
-    def to_json(self) -> dict[str, Any]:
-        wheels = {name: wheel.to_json() for name, wheel in sorted(self.wheels.items())}
-        return {"wheels": wheels, "python": self.python, "tvm_ffi": self.tvm_ffi}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TuningHost:
-    """An environment as FlashInfer's tuner sees it.
-
-    fields: name -> fact, the fields of `metadata_fields` in their order.
-    stack:  its compiler by content.
-    """
-
-    fields: Mapping[str, Fact]
-    stack: Stack
-
-    def to_json(self) -> dict[str, Any]:
-        return {"fields": {name: fact.to_json() for name, fact in self.fields.items()}, "stack": self.stack.to_json()}
-
-    def written(self) -> dict[str, str]:
-        """The metadata that FlashInfer writes here.
-
-        Raises:
-            ProbeError: a field could not be found out.
-        """
-        for name, fact in self.fields.items():
-            if fact.undetermined:
-                raise ProbeError(
-                    f"what FlashInfer would write as {name} could not be found out",
-                    why=fact.undetermined,
-                    remedy="Tuning results are neither published from here nor restored to here until it can.",
-                )
-        return {name: UNKNOWN if fact.value is None else fact.value for name, fact in self.fields.items()}
-
-
-def parse_tuning_host(value: Any, path: str, reader: Reader) -> TuningHost:
-    """What `TuningHost.to_json` wrote; what is wrong is added to the reader's problems."""
-    document = reader.object(value, path)
-    fields = reader.object(document.get("fields"), f"{path}.fields")
-    stack = reader.object(document.get("stack"), f"{path}.stack")
-    tvm_ffi = stack.get("tvm_ffi")
-    if not isinstance(tvm_ffi, str):
-        reader.problems.append(f"{path}.stack.tvm_ffi: not a text")
-    wheels = {
-        name: parse_wheel(wheel, f"{path}.stack.wheels.{name}", reader)
-        for name, wheel in reader.object(stack.get("wheels"), f"{path}.stack.wheels").items()
-    }
-    return TuningHost(
-        fields={name: parse_fact(fact, f"{path}.fields.{name}", reader.problems) for name, fact in fields.items()},
-        stack=Stack(wheels=wheels, python=reader.text(stack.get("python"), f"{path}.stack.python"), tvm_ffi=str(tvm_ffi)),
-    )
 
 
 def meant(text: object, here: Fact) -> Fact:

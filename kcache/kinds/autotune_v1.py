@@ -30,7 +30,6 @@ from kcache.kinds.autotune import (
     INDETERMINATE,
     WILDCARD,
     LeftOut,
-    TuningHost,
     check_fields,
     check_stack,
     json_object,
@@ -40,6 +39,7 @@ from kcache.kinds.autotune import (
 )
 from kcache.kinds.autotune_v2_install import move_aside
 from kcache.match import EQUAL, Check, Decision
+from kcache.tuning_facts import TuningHost
 from kcache.values import dataclass, replace
 
 METADATA = "_metadata"

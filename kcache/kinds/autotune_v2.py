@@ -25,7 +25,6 @@ from kcache.kinds.autotune import (
     POLICY_PREFIX,
     SCHEMA,
     LeftOut,
-    TuningHost,
     check_fields,
     check_stack,
     environment_hash,
@@ -34,6 +33,7 @@ from kcache.kinds.autotune import (
     why,
 )
 from kcache.match import EQUAL, Check, Decision
+from kcache.tuning_facts import TuningHost
 from kcache.values import dataclass
 
 MANIFEST = "manifest.json"

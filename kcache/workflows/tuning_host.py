@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from kcache.errors import ProbeError
 from kcache.key import ABSENT, Fact, known, undetermined
-from kcache.kinds.autotune import DSL, UNKNOWN, Stack, TuningHost, metadata_fields
+from kcache.kinds.autotune import DSL, metadata_fields
 from kcache.kinds.cute_dsl import meta_rule, read_stack, stack_version
+from kcache.tuning_facts import UNKNOWN, Stack, TuningHost
 
 if TYPE_CHECKING:
     from kcache.probe.gpus import GpuReport

@@ -18,7 +18,7 @@ from tunings import ABSENT, STACK, a_host, a_store, an_entry, entry_document, ke
 from kcache.documents import Reader
 from kcache.errors import CollectError, IntegrityError, ProbeError, TrustError
 from kcache.key import undetermined
-from kcache.kinds.autotune import DSL, Stack, environment_hash, group_may_use, parse_tuning_host
+from kcache.kinds.autotune import DSL, environment_hash, group_may_use
 from kcache.kinds.autotune_v2 import (
     collect,
     content_digest,
@@ -30,6 +30,7 @@ from kcache.kinds.autotune_v2 import (
     verify_entry,
 )
 from kcache.kinds.autotune_v2_install import accepted, install
+from kcache.tuning_facts import Stack, parse_tuning_host
 from kcache.values import replace
 
 
