@@ -24,6 +24,7 @@ SLOW = (
     "inspect",
     "importlib.metadata",
     "tarfile",
+    "kcache.trust",
 )
 """Not on the way of a server's start."""
 

@@ -44,7 +44,7 @@ def open_store(
         return _directory(_local_path(url, rest), create=create)
     if scheme in ("hf", "http", "https"):
         return _remote(url, scheme, create=create, writing=writing, private=private, deadline=deadline, stall=stall)
-    raise UsageError(f"{url}: there are no stores of the kind {scheme}://", remedy=f"Known are: {KNOWN}.")
+    raise UsageError(f"{_without_secrets(url)}: there are no stores of the kind {scheme}://", remedy=f"Known are: {KNOWN}.")
 
 
 def at_revision(url: str, revision: str | None) -> str:
@@ -89,13 +89,23 @@ def _remote(url: str, scheme: str, *, create: bool, writing: bool, private: bool
     from kcache.store.mirror import MirrorStore
 
     if "?" in url or "#" in url or "@" in url:
-        raise UsageError(f"{url} does not name a directory on a web server", remedy="Write https://host/path.")
+        raise UsageError(
+            f"{_without_secrets(url)} does not name a directory on a web server",
+            remedy="Write https://host/path, without a user, a query or a fragment.",
+        )
     if scheme == "http" and not _is_loopback(Address(url).host):
         raise UsageError(
             f"{url}: stores over http:// are for this host only, as anybody in between could change what servers run",
             remedy="Use https://.",
         )
     return MirrorStore(url, patience=patience, stall=stall)
+
+
+def _without_secrets(url: str) -> str:
+    """An address without its user, query and fragment, in which passwords and tokens stand."""
+    scheme, mark, rest = url.partition("://")
+    authority, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    return f"{scheme}{mark}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _is_loopback(host: str) -> bool:

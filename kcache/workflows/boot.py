@@ -37,7 +37,7 @@ def note_boot(report: RestoreReport, server: Sequence[str], environ: Mapping[str
     """Writes the record of a boot that is about to happen.
 
     Args:
-        server: its command; empty where a shell starts it.
+        server: its command; empty where a shell starts it. Only the program is written down: tokens stand among arguments.
 
     Returns:
         The report with the variables by which the server's own builds come to be known. Unchanged where nothing can be written.
@@ -57,14 +57,12 @@ def note_boot(report: RestoreReport, server: Sequence[str], environ: Mapping[str
             "format": FORMAT,
             "at": time.time(),
             "host": os.uname().nodename,
-            "server": list(server),
+            "server": list(server[:1]),
             "workspace": report.env.get("FLASHINFER_WORKSPACE_BASE") or place.base or "",
             "build_log": log,
             "restore": report.to_json(),
         }
-        part = record.with_suffix(".part")
-        part.write_text(json.dumps(document), encoding="utf-8")
-        part.replace(record)
+        fsops.write_bytes(record, json.dumps(document).encode(), durable=False)
         _forget(room)
     except (OSError, ValueError, KcacheError):
         return report

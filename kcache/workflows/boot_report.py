@@ -49,6 +49,7 @@ class Build:
 class BootReport:
     """One boot and what came after it.
 
+    server:   its program, without arguments; empty where a shell started it.
     restore:  the restore's report, as its --json prints it.
     logged:   whether this FlashInfer writes a log of its builds; else only nvcc modules are known, by their libraries.
     warmups:  what `kcache.warmup.warmup()` said in the server's processes.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from faults.archives import refuse_all
 from faults.flips import LOADED, flip_bytes
-from faults.kills import ERRNOS, LATE, SHOWN, STAYS, TORN, Figures, Stand, fail_at, kill_at
+from faults.kills import ERRNOS, GONE, LATE, SHOWN, STAYS, TORN, Figures, Stand, fail_at, kill_at
 from faults.scenarios import SCENARIOS, Scenario
 
 
@@ -30,7 +30,7 @@ def main() -> None:
             SCENARIOS, pool.map(partial(tried, given.step), range(len(SCENARIOS))), strict=True
         ):
             _row(f"{scenario.name}: SIGKILL at a change, or in the middle of a write", killed)
-            _row(f"{scenario.name}: {', '.join(ERRNOS)}; renames that fail and are done", failed)
+            _row(f"{scenario.name}: {', '.join(ERRNOS)}; renames that fail and are done; the directory vanishes", failed)
             kills, failures = kills + killed, failures + failed
     with tempfile.TemporaryDirectory(prefix="kcache-faults-") as directory:
         flips = flip_bytes(Path(directory), given.flips, given.seed)
@@ -58,6 +58,7 @@ def tried(step: int, number: int) -> tuple[Figures, Figures]:
         failed = Figures()
         for at, (name, value) in enumerate(ERRNOS.items(), start=1):
             failed += fail_at(stand, range(at, calls + 1, len(ERRNOS) * step), value, on=name in STAYS)
+        failed += fail_at(stand, range(1, calls + 1, 4 * step), GONE)
         for do in (LATE, SHOWN):
             failed += fail_at(stand, range(1, stand.calls("rename") + 1, step), do, only="rename")
     return killed, failed

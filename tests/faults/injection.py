@@ -43,6 +43,7 @@ class Fault:
     do: str = "kill"
     on: bool = False
     only: str = ""
+    gone: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ def run(command: Sequence[str], environ: Mapping[str, str], fault: Fault, *, cwd
             "KCACHE_FAULT_DO": fault.do,
             **({"KCACHE_FAULT_ON": "1"} if fault.on else {}),
             **({"KCACHE_FAULT_ONLY": fault.only} if fault.only else {}),
+            **({"KCACHE_FAULT_GONE": str(fault.gone)} if fault.gone is not None else {}),
         }
         done = subprocess.run(command, env=given, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
         calls = struct.unpack("=Q", os.pread(counter.fileno(), 8, 0))[0]

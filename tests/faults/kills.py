@@ -16,6 +16,8 @@ from faults.scenarios import NEW, Scenario, environ
 
 KILL, TORN = "kill", "torn"
 LATE, SHOWN = "late", "shown"
+GONE = "gone"
+"""The cache, or the store, is moved away while the command is at work, and comes back when it has ended."""
 
 
 @dataclass(kw_only=True)
@@ -48,8 +50,13 @@ class Stand:
 
     def run(self, at: int = 0, do: str = KILL, *, on: bool = False, only: str = "") -> Ended:
         scenario, place = self.scenario, self.place
-        fault = Fault(under=scenario.under(place), at=at, do=do, on=on, only=only)
-        return run(scenario.command(place), environ(place), fault, cwd=place)
+        gone = scenario.vanishing(place) if do == GONE else None
+        fault = Fault(under=scenario.under(place), at=at, do=do, on=on, only=only, gone=gone)
+        done = run(scenario.command(place), environ(place), fault, cwd=place)
+        if gone is not None and (away := gone.with_name(f"{gone.name}.gone")).exists():
+            shutil.rmtree(gone, ignore_errors=True)  # what was made anew there
+            away.rename(gone)
+        return done
 
     def calls(self, only: str = "") -> int:
         """How many changes the command makes if nothing happens to it."""
@@ -79,7 +86,8 @@ def fail_at(stand: Stand, points: Iterable[int], do: str, *, on: bool = False, o
         done = stand.run(at, do, on=on, only=only)
         where = f"{stand.scenario.name}, {do} at change {at}"
         assert done.code >= 0 and "Traceback" not in done.err, f"{where}: {done.code} {done.err}"
-        assert done.code != 0 or _usable(done) or stand.scenario.check(stand.place) == NEW, f"{where}: success and old state"
+        new = do == GONE or stand.scenario.check(stand.place) == NEW  # who prunes what has vanished has nothing left to do
+        assert done.code != 0 or _usable(done) or new, f"{where}: success and old state"
         assert done.code == 0 or done.err.strip() or done.out.strip(), f"{where}: failed without a word"
         _settle(stand, figures, where)
     return figures

@@ -8,6 +8,7 @@
  *                        torn   half of a write is done, then SIGKILL; other calls are done, then SIGKILL
  *                        late   the call is done and says EIO, as a rename over NFS whose answer was lost
  *                        shown  the call says EIO, and is done by somebody else 30 ms later
+ *                        gone   the directory KCACHE_FAULT_GONE is moved away (to its name with .gone) before the call
  *                        N      the call fails with this errno; with KCACHE_FAULT_ON so does every later one
  *   KCACHE_FAULT_ONLY    name of a call, such as rename: only these are counted
  *
@@ -33,7 +34,7 @@
 
 enum { NOTHING, DENY, TORN, LATE, SHOWN };
 
-static const char *under, *only, *action;
+static const char *under, *only, *action, *gone;
 static uint64_t *counter, at;
 static int on;
 
@@ -41,6 +42,7 @@ __attribute__((constructor)) static void begin(void) {
   const char *file = getenv("KCACHE_FAULT_COUNTER"), *number = getenv("KCACHE_FAULT_AT");
   under = getenv("KCACHE_FAULT_UNDER");
   only = getenv("KCACHE_FAULT_ONLY");
+  gone = getenv("KCACHE_FAULT_GONE");
   action = getenv("KCACHE_FAULT_DO");
   on = getenv("KCACHE_FAULT_ON") != NULL;
   at = number ? strtoull(number, NULL, 10) : 0;
@@ -75,6 +77,12 @@ static int fate(const char *name, int directory, const char *path) {
   uint64_t now = __atomic_add_fetch(counter, 1, __ATOMIC_SEQ_CST);
   if (!at || now < at || (now > at && !on)) return NOTHING;
   if (!strcmp(action, "kill")) die();
+  if (!strcmp(action, "gone")) {
+    char away[PATH_MAX];
+    snprintf(away, sizeof away, "%s.gone", gone);
+    syscall(SYS_renameat, AT_FDCWD, gone, AT_FDCWD, away);
+    return NOTHING;
+  }
   if (!strcmp(action, "torn")) return TORN;
   if (!strcmp(action, "late")) return LATE;
   if (!strcmp(action, "shown")) return SHOWN;

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from faults.flips import LOADED, REFUSED, flip_bytes
-from faults.kills import ERRNOS, LATE, SHOWN, STAYS, TORN, Stand, fail_at, kill_at
+from faults.kills import ERRNOS, GONE, LATE, SHOWN, STAYS, TORN, Stand, fail_at, kill_at
 from faults.scenarios import SCENARIOS, Scenario
 
 SHARE = 2
@@ -44,6 +44,14 @@ def test_a_rename_that_was_done_though_it_failed_does_no_harm(tmp_path: Path, sc
     """As over NFS, when an answer is lost: done already, or by the server a moment later."""
     stand = Stand(scenario, tmp_path)
     assert fail_at(stand, [stand.calls("rename")], do, only="rename").points == 1
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_directory_that_vanishes_meanwhile_costs_one_line_and_what_comes_back_is_whole(
+    tmp_path: Path, scenario: Scenario
+) -> None:
+    stand = Stand(scenario, tmp_path)
+    assert fail_at(stand, share(stand.calls(), 1), GONE).points >= SHARE
 
 
 def test_no_flipped_byte_is_ever_loaded(tmp_path: Path) -> None:

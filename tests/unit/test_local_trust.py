@@ -112,6 +112,7 @@ def test_modes_are_safe_and_readable_whatever_the_umask(tmp_path: Path, store: P
     (tmp_path / "home" / ".cache").mkdir(parents=True)
     assert host.variables["PATH"]  # makes the container's own directories, which the mask is not about
     assert host.restore(store).document["status"] == "hit"
+    assert host.restore(store, "--", "/bin/true").code == 0  # leaves the record of a start
     root = host.home / ".cache" / "kcache"
     wrong = []
     for path in [root, *root.rglob("*")]:

@@ -24,8 +24,9 @@ class Counted:
 hashlib.sha256 = Counted
 leave = os._exit
 def end(code):
+    trust = any(name.startswith("kcache.trust") for name in sys.modules)
     print(Counted.total, file=sys.stderr, flush=True)
-    leave(code)
+    leave(99 if trust else code)
 os._exit = end
 from kcache.cli.main import main
 main()
@@ -38,7 +39,7 @@ FEW = 200_000
 def hashed(host: Container, store: Path) -> int:
     """Bytes that a restore, which must hit, has hashed."""
     done = host.run([sys.executable, "-c", COUNTED, "restore", "--from", str(store), "--arch", "9.0a", "--json"])
-    assert done.document["status"] == "hit", done.err
+    assert (done.code, done.document["status"]) == (0, "hit"), done.err  # 99: without a policy something of kcache.trust is there
     return int(done.err.split()[-1])
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from container import Container
+from container import REPOSITORY, Container
 from entries import make_fitting_entry
 
 from kcache.workflows.provenance import provenance, source
@@ -17,6 +18,20 @@ SECRETS = {
     "GITHUB_TOKEN": "ghp_plantedTokenOfAForge",
     "DATABASE_URL": "postgres://user:plantedPassword@host/db",
 }
+
+
+OFFER = """
+import os, sys, time
+from pathlib import Path
+from kcache.warmup.keeping import LOG, keep_entries, offer_entries
+kept = Path(sys.argv[2])
+keep_entries(Path(sys.argv[1]), kept)
+print(offer_entries(kept, [sys.argv[3]], os.environ))
+while not (kept / LOG).exists() or "in " not in (kept / LOG).read_text():
+    time.sleep(0.05)
+print((kept / LOG).read_text())
+"""
+"""What a restore with `--keep` and `--publish-missing` does when its fallback has built something."""
 
 
 def files(*roots: Path) -> list[Path]:
@@ -45,11 +60,24 @@ def test_planted_secrets_are_in_nothing_that_is_written_or_said(tmp_path: Path) 
         host.kcache("-vv", "lookup", "--from", str(store), "--arch", "9.0a", "--policy", "policy.toml", "--json"),
         host.kcache("-vv", "doctor", "--arch", "9.0a"),
     ]
+    manifest = str(REPOSITORY / "manifests" / "qwen3-30b-a3b.toml")
+    server = ("/bin/true", "--api-key", "plantedApiKey")
+    locked = "https://user:plantedInAddress@127.0.0.1:9/x?sig=plantedSignature"
+    said += [
+        host.kcache("-vv", "restore", "--from", str(store), "--from", locked, "--arch", "9.0a", "--", *server),
+        host.kcache("-vv", "report", "--json", "--textfile", str(home / "kcache.prom")),
+        host.kcache("-vv", "plan", "--manifest", manifest, "--missing-from", str(store), "--format", "k8s"),
+        host.kcache("-vv", "lookup", "--from", locked.replace("https", "s3"), "--arch", "9.0a"),
+        host.kcache("-vv", "lookup", "--from", locked, "--arch", "9.0a", "--json"),
+        host.run([sys.executable, "-c", OFFER, str(out), str(home / "kept"), str(store)]),
+    ]
+    assert said[-5].document["server"] == ["/bin/true"] and said[-5].code == said[-1].code == 0, said[-5].err + said[-1].err
     assert said[1].code == said[2].code == said[3].code == 0, said[1].err + said[2].err + said[3].err
-    written = [*files(store, home / ".cache" / "kcache"), bundle]
-    assert len(written) > 8
+    written = [*files(store, home / ".cache" / "kcache", home / "kept"), bundle, home / "kcache.prom"]
+    assert len(written) > 12
     texts = [path.read_bytes() for path in written] + [(done.out + done.err).encode() for done in said]
     secrets = [*SECRETS.values(), "plantedPassword", "hf_plantedTokenInAFile", "plantedInNetrc", private]
+    secrets += ["plantedApiKey", "plantedInAddress", "plantedSignature"]
     found = [secret for secret in secrets for text in texts if secret.encode() in text]
     assert not found
     for path in files(store):
