@@ -203,31 +203,49 @@ def test_a_flashinfer_without_the_operation_is_told(tmp_path: Path) -> None:
 
 
 def test_a_compilation_by_another_way_than_flashinfers_is_stopped_and_counted(tmp_path: Path) -> None:
-    """The proof's trap is below `cute.compile`, at the one door to MLIR's pass manager and ptxas: here it is walked into."""
+    """The proof's traps are below `cute.compile`, at every door to MLIR's passes, NVVM and ptxas: here each is walked into."""
     code = """
-import json, os, sys
+import json, os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 os.environ["CUTE_DSL_ARCH"] = "sm_90a"
-import cute_dry_run, described_gpu
+import compiler_doors, described_gpu
 gpu = json.loads(sys.argv[2])
 described_gpu.install(gpu, "13.0")
 described_gpu.install_cute_dsl(gpu)
 import cutlass
 from cutlass import cute
-class Run: compiles = []
-cute_dry_run._trap_lowering(Run)
+from cutlass._mlir import ir, passmanager
+from cutlass._mlir._mlir_libs import _cutlass_ir
+from cutlass.base_dsl.compiler import Compiler
 @cute.jit
 def kernel(a: cutlass.Int32):
     cute.printf("{}", a)
-try:
-    cute.compile(kernel, cutlass.Int32(1))
-except Exception as error:
-    print(type(error).__name__)
-print(Run.compiles)
+def passes():
+    with ir.Context():
+        passmanager.PassManager.parse("builtin.module(canonicalize)").run(ir.Module.parse("module {}").operation)
+def attempt(way):
+    try:
+        way()
+    except Exception as error:
+        return type(error).__name__
+compile_, doors = Compiler.compile, []
+print(attempt(lambda: cute.compile(kernel, cutlass.Int32(1))), attempt(passes))
+compiler_doors.close(doors)
+attempt(lambda: cute.compile(kernel, cutlass.Int32(1)))
+Compiler.compile = compile_  # what is below it is a door of its own
+attempt(lambda: cute.compile(kernel, cutlass.Int32(1)))
+attempt(passes)
+attempt(lambda: _cutlass_ir.CuteCompiler().compile_to(None, None))
+attempt(lambda: subprocess.run(["/no/nvcc", "--version"]))
+attempt(lambda: subprocess.run(["/no/ptxas", "-arch=sm_120a"]))
+print(json.dumps(doors))
+del passmanager.PassManager.run
+print(attempt(lambda: compiler_doors.close(doors)))
 """
     children = Path(__file__).parents[2] / "kcache" / "probe" / "children"
     script = tmp_path / "walk_into_it.py"  # CuTe-DSL reads its functions' source from a file
     script.write_text(code)
     command = [sys.executable, str(script), str(children), json.dumps(product("h200").describe())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.stdout.splitlines()[-1] == "['lowering']", done.stderr
+    doors = ["Compiler.compile", "PassManager.run", "PassManager.run", "CuteCompiler.compile_to", "ptxas"]
+    assert done.stdout.splitlines() == ["None None", json.dumps(doors), "Assumption"], done.stderr

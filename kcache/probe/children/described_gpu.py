@@ -186,6 +186,7 @@ def install(gpu: dict[str, Any], cuda_release: str) -> None:
     config: Any = importlib.import_module("torch.fx.experimental._config")
     config.meta_nonzero_assume_all_nonzero = True
     here = torch.device("cuda", 0)
+    _plain_checks()
     tensor: Any = torch.Tensor
     tensor.is_cuda = property(lambda self: True)
     really = torch._C.TensorBase.device.__get__
@@ -200,6 +201,17 @@ def install(gpu: dict[str, Any], cuda_release: str) -> None:
         pass
     if hasattr(tensor, "__dlpack_c_exchange_api__"):  # that way is taken first, and knows nothing of described GPUs
         del tensor.__dlpack_c_exchange_api__
+
+
+def _plain_checks() -> None:
+    """Let torch take a plain True for true at once.
+
+    Its Python for meta tensors asks a module that imports SymPy, a third of a second of the start (torch 2.13, `_check_with`).
+    """
+    real = getattr(torch, "_check_with", None)
+    if real is not None:
+        checked: Any = lambda error, condition, message: None if condition is True else real(error, condition, message)  # noqa: E731
+        torch._check_with = checked
 
 
 def install_cute_dsl(gpu: dict[str, Any]) -> None:
