@@ -126,7 +126,7 @@ class LocalCache:
         """
         directory = self.entry_directory(fingerprint)
         receipt = self._document(directory / "receipt.json")
-        if receipt is None:
+        if receipt is None or receipt.get("format") != RECEIPT_FORMAT:  # of another kcache: as if nothing were installed
             return None
         try:
             manifest, sha256 = self._manifest(directory, str(receipt.get("manifest_sha256")))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from container import REPOSITORY, ROOT, Container, copy_flashinfer, open_up
 
-from kcache import fsops
+from kcache import digest, fsops
 
 pytestmark = pytest.mark.real
 
@@ -389,6 +389,31 @@ def _older(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"kcache.index/1", b"kcache.index/0"))
 
 
+def _newer_manifest(path: Path) -> None:
+    _another_manifest(path, b"kcache.entry/2")
+
+
+def _older_manifest(path: Path) -> None:
+    _another_manifest(path, b"kcache.entry/0")
+
+
+def _another_manifest(path: Path, form: bytes) -> None:
+    """A manifest of another format, and an index that names it: nothing but its format is wrong."""
+    before = path.read_bytes()
+    after = before.replace(b"kcache.entry/1", form)
+    path.write_bytes(after)
+    index = path.parents[2] / "index.json"
+    index.write_bytes(index.read_bytes().replace(digest.of_bytes(before).encode(), digest.of_bytes(after).encode()))
+
+
+OTHER_FORMATS = {
+    _newer: "has format 'kcache.index/2': this kcache reads kcache.index/1. Use the kcache version that wrote it",
+    _older: "has format 'kcache.index/0': this kcache reads kcache.index/1. Use the kcache version that wrote it",
+    _newer_manifest: "has format 'kcache.entry/2': this kcache reads kcache.entry/1. Use the kcache version that wrote it",
+    _older_manifest: "has format 'kcache.entry/0': this kcache reads kcache.entry/1. Use the kcache version that wrote it",
+}
+
+
 def _lie(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"90a"', b'"89"'))
 
@@ -401,6 +426,8 @@ def _lie(path: Path) -> None:
         ("archives/*/*.tar.zst", lambda path: path.write_bytes(path.read_bytes() + b"more"), 12),
         ("env/*/*/entries/*/*.json", _truncate, 12),
         ("env/*/*/entries/*/*.json", _lie, 12),
+        ("env/*/*/entries/*/*.json", _newer_manifest, 12),
+        ("env/*/*/entries/*/*.json", _older_manifest, 12),
         ("env/*/*/index.json", _truncate, 12),
         ("env/*/*/index.json", _newer, 12),
         ("env/*/*/index.json", _older, 12),
@@ -418,12 +445,42 @@ def test_what_is_damaged_in_a_store_is_refused_in_one_line_and_nothing_is_touche
     done = container.restore(store)
     assert done.code == code, done.out + done.err
     assert len(done.err.strip().splitlines()) == 1, done.err
-    assert spoil not in (_newer, _older) or "this kcache reads kcache.index/1. Use the kcache version that wrote it" in done.err
+    assert OTHER_FORMATS.get(spoil, "") in done.err
     looked = container.kcache("lookup", "--from", str(store), "--arch", "9.0a")
     assert looked.code == (0 if "archives" in which else code) and "Traceback" not in looked.err  # it reads no archive
     assert not container.libraries
     assert "PYTHONPATH" not in done.document["env"]
     assert started(container.kcache("restore", "--from", str(store), "--arch", "9.0a", *SERVER))
+
+
+@pytest.mark.parametrize("number", [b"0", b"2"])
+def test_an_exported_file_of_another_format_is_one_line(
+    container: Container, cascade_store: Path, tmp_path: Path, number: bytes
+) -> None:
+    bundle, target = tmp_path / "entries.tar", tmp_path / "target"
+    assert container.kcache("export", "--from", str(cascade_store), "-o", str(bundle)).code == 0
+    bundle.write_bytes(bundle.read_bytes().replace(b"kcache.index/1", b"kcache.index/" + number))
+    message = f"has format 'kcache.index/{number.decode()}': this kcache reads kcache.index/1"
+    for words in (["import", str(bundle), "--to", str(target)], ["restore", "--from", str(bundle), "--arch", "9.0a"]):
+        done = container.kcache(*words)
+        assert done.code == 12 and message in done.err and len(done.err.splitlines()) == 1, done.err
+    assert started(container.kcache("restore", "--from", str(bundle), "--arch", "9.0a", *SERVER))
+    assert not container.libraries and not target.exists()
+
+
+@pytest.mark.parametrize("number", [b"0", b"2"])
+def test_what_a_kcache_of_another_format_installed_is_installed_again(
+    container: Container, cascade_store: Path, number: bytes
+) -> None:
+    assert container.restore(cascade_store).code == 0
+    (receipt,) = (container.home / ".cache/kcache/v1/entries").glob("*/receipt.json")
+    written = receipt.read_bytes()
+    receipt.write_bytes(written.replace(b"kcache.receipt/1", b"kcache.receipt/" + number))
+    alone = container.kcache("restore", "--from", "gopher://nowhere", "--arch", "9.0a", *SERVER)
+    assert started(alone) and len(alone.err.splitlines()) <= 2 and "Traceback" not in alone.err, alone.err
+    done = container.restore(cascade_store)
+    assert [entry["action"] for entry in done.document["kinds"]["modules"]["entries"]] == ["installed"], done.err
+    assert b"kcache.receipt/1" in receipt.read_bytes() and container.libraries
 
 
 @pytest.mark.parametrize("arch", ["10.0a", "12.0f", "8.9"])
