@@ -19,6 +19,9 @@ from kcache.values import dataclass
 
 INDEX_FORMAT = "kcache.index/1"
 
+PARTS_FORMAT = "kcache.index/2"
+"""Of an index in parts (`kcache.index_parts`)."""
+
 _SHOWN = 200
 """Characters of a text that is only shown."""
 
@@ -76,10 +79,16 @@ class Bundle:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
     """Everything that a store publishes for one environment (see `index_path`), sorted by fingerprint. Bundles hold what its
-    lines name, and nothing else; a kcache that does not know them reads the lines."""
+    lines name, and nothing else; a kcache that does not know them reads the lines.
+
+    Of an index in parts (`kcache.index_parts`) `models` are those that it names, where not all of its lines were read, and
+    `parts` the paths of its parts, where they were. Neither is written here.
+    """
 
     entries: tuple[IndexEntry, ...]
     bundles: tuple[Bundle, ...] = ()
+    models: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         ordered = sorted(self.entries, key=lambda entry: entry.key.fingerprint)
@@ -151,19 +160,37 @@ def _read_bundle(value: Any, path: str, reader: Reader) -> Bundle:
 
 
 def parse_index(data: bytes, what: str = "index") -> Index:
-    """An index from bytes.
+    """An index from bytes. Raises as `decode_index` and `index_of`."""
+    return index_of(decode_index(data, what), what)
+
+
+def decode_index(data: bytes, what: str) -> dict[str, Any]:
+    """The document of an index, in one piece or the root of one in parts, from bytes.
 
     Raises:
-        IntegrityError, ManifestError: with every problem found.
+        IntegrityError, ManifestError: it is none, or of a format that is not known.
     """
     reader = Reader()
     document = reader.object(decode(data, what, LIMITS.index_bytes), "index")
-    if (found := document.get("format")) != INDEX_FORMAT:
+    if (found := document.get("format")) not in (INDEX_FORMAT, PARTS_FORMAT):
         raise ManifestError(
             f"{what} has format {found!r}",
-            why=f"this kcache reads {INDEX_FORMAT}",
+            why=f"this kcache reads {INDEX_FORMAT} and {PARTS_FORMAT}",
             remedy="Use the kcache version that wrote it, or a newer one.",
         )
+    reader.finish(what)
+    return document
+
+
+def index_of(document: Mapping[str, Any], what: str) -> Index:
+    """An index in one piece, from its document.
+
+    Raises:
+        ManifestError: with every problem found.
+    """
+    reader = Reader()
+    if document.get("format") != INDEX_FORMAT:
+        raise ManifestError(f"{what} is in parts, where an index in one piece belongs")
     items = document.get("entries")
     if not isinstance(items, list):
         reader.problems.append("entries: not a list")

@@ -13,16 +13,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from kcache import fsops
-from kcache.documents import LIMITS
 from kcache.errors import IntegrityError, UsageError
-from kcache.index import Blob, Index, IndexEntry, index_path, parse_index
+from kcache.index import Blob, Index, IndexEntry, index_path
 from kcache.store.base import Store
 from kcache.store.bundle import END, BundleStore, header, padding
 from kcache.store.memory import MemoryStore
 from kcache.trust.envelope import ENVELOPE_BYTES
 from kcache.values import dataclass
 from kcache.workflows.build_output import build_name
-from kcache.workflows.catalog import list_environments, read_manifest, signatures_of
+from kcache.workflows.catalog import list_environments, read_index_at, read_manifest, signatures_of
 from kcache.workflows.publish import PublishReport, publish
 from kcache.workflows.reindex import SignIndex
 from kcache.workflows.resolve import Wanted
@@ -89,7 +88,7 @@ def choose_entries(store: Store, *, asked: Wanted, archs: Sequence[str], flashin
     """The path of an index -> what of its entries is asked for; arguments and errors as for `export`."""
     chosen: dict[str, list[IndexEntry]] = {}
     for name in list_environments(store):
-        for entry in parse_index(store.read_bytes(name, LIMITS.index_bytes), f"{name} of {store.describe()}").entries:
+        for entry in read_index_at(store, name).entries:
             version = entry.key.ingredients["flashinfer.version"]
             if asked.takes(entry.key) and (not archs or entry.key.arch in archs) and flashinfer in ("", version):
                 chosen.setdefault(name, []).append(entry)
@@ -183,7 +182,7 @@ def import_bundle(
         directory = Path(scratch)
         signatures: list[tuple[str, Path | bytes]] = []
         for name in list_environments(bundle):
-            for entry in parse_index(bundle.read_bytes(name, LIMITS.index_bytes), f"{name} of {path}").entries:
+            for entry in read_index_at(bundle, name).entries:
                 if index_path(entry.key.ingredients) != name:
                     raise IntegrityError(f"{name} of {path} lists an entry of another environment")
                 manifest = read_manifest(bundle, entry)

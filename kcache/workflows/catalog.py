@@ -7,35 +7,68 @@ from collections.abc import Callable, Mapping
 from kcache import digest
 from kcache.documents import LIMITS
 from kcache.errors import IntegrityError, NotFoundError
-from kcache.index import Index, IndexEntry, index_path, parse_index
+from kcache.index import PARTS_FORMAT, Index, IndexEntry, decode_index, index_of, index_path
 from kcache.manifest import Manifest, parse_manifest
 from kcache.store.base import Store
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from kcache.key import Environment
+    from kcache.workflows.resolve import Wanted
 
 ENVIRONMENTS = "v1/env"
 """The directory that holds one directory for each environment (see `kcache.index.index_directory`)."""
 
 
 def read_index(
-    store: Store, ingredients: Mapping[str, str], *, check: Callable[[Store, str, bytes], object] | None = None
+    store: Store,
+    ingredients: Mapping[str, str],
+    *,
+    check: Callable[[Store, str, bytes], object] | None = None,
+    environment: Environment | None = None,
+    asked: Wanted | None = None,
 ) -> Index | None:
     """The index of one environment, or None if the store works and publishes nothing for it.
 
     Args:
         ingredients: at least `flashinfer.version`, `platform.machine` and `cuda.release`.
+        environment, asked: where both are given, lines may be left out that suit no GPU of this environment or were not asked
+            for, models that were not named among them (then `Index.models` has their names).
         check: given the store, the path and the bytes before they are parsed; raises where the index must not be used.
 
     Raises:
         StoreError: the store does not work.
         IntegrityError, ManifestError: the index cannot be used.
     """
-    path = index_path(ingredients)
     try:
-        data = store.read_bytes(path, LIMITS.index_bytes)
+        return read_index_at(store, index_path(ingredients), check=check, environment=environment, asked=asked)
     except NotFoundError:
         return None
+
+
+def read_index_at(
+    store: Store,
+    path: str,
+    *,
+    check: Callable[[Store, str, bytes], object] | None = None,
+    environment: Environment | None = None,
+    asked: Wanted | None = None,
+) -> Index:
+    """The index at a path, in one piece or in parts. Arguments and errors as for `read_index`.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    data = store.read_bytes(path, LIMITS.index_bytes)
     if check is not None:
         check(store, path, data)
-    return parse_index(data, f"{path} of {store.describe()}")
+    what = f"{path} of {store.describe()}"
+    document = decode_index(data, what)
+    if document["format"] != PARTS_FORMAT:
+        return index_of(document, what)
+    from kcache.workflows.parts import read_parts
+
+    return read_parts(store, path, document, environment=environment, asked=asked)
 
 
 def read_manifest(store: Store, entry: IndexEntry) -> Manifest:

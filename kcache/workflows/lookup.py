@@ -13,14 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kcache.advice import Advice, advise
-from kcache.documents import LIMITS
 from kcache.errors import KcacheError, StoreError
-from kcache.index import IndexEntry, parse_index
+from kcache.index import IndexEntry
 from kcache.manifest import Manifest
 from kcache.match import Check, match_key
 from kcache.report import ERROR, HIT, MISS, PARTIAL, KindReport, overall
 from kcache.store.base import Store
-from kcache.workflows.catalog import list_environments, read_index, read_manifest
+from kcache.workflows.catalog import list_environments, read_index, read_index_at, read_manifest
 from kcache.workflows.resolve import Choice, Wanted, by_kind, candidates, choose, grouped, why_missing
 from kcache.workflows.target import Target
 
@@ -102,7 +101,8 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False,
         StoreError, IntegrityError, ManifestError: the store cannot be read, or what it says cannot be used.
     """
     guard = _guard(policy)
-    index = read_index(store, target.index_ingredients(), check=None if guard is None else guard.check_index)
+    check = None if guard is None else guard.check_index
+    index = read_index(store, target.index_ingredients(), check=check, environment=target.environment, asked=asked)
     try:
         environments = tuple(list_environments(store))
     except StoreError:
@@ -123,7 +123,7 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False,
         no_kind="nothing of this kind is published for this environment",
         no_module="not published for this environment",
     )
-    others = [] if found else [entry for entry in _elsewhere(store, environments, own) if asked.takes(entry.key)]
+    others = [] if found else [entry for entry in _elsewhere(store, environments, own, target, asked) if asked.takes(entry.key)]
     listed = [_candidate(read, target, entry, strict=strict) for entry in [*found, *others]]
     listed.sort(key=lambda c: (len(c.differs) + bool(c.error), c.entry.key.kind, c.entry.key.modules, c.entry.key.fingerprint))
     failed = [error for choice in choices for error in choice.failed]
@@ -168,14 +168,16 @@ def _kind(target: Target, choices: Sequence[Choice]) -> KindReport:
     return KindReport(status=status, reasons=tuple(dict.fromkeys(reasons)))
 
 
-def _elsewhere(store: Store, environments: Sequence[str], own: Sequence[IndexEntry]) -> list[IndexEntry]:
+def _elsewhere(
+    store: Store, environments: Sequence[str], own: Sequence[IndexEntry], target: Target, asked: Wanted
+) -> list[IndexEntry]:
     """Entries of the store's other environments, for explanation only."""
     entries: list[IndexEntry] = []
     known = {entry.key.fingerprint for entry in own}
     for path in environments:
         with suppress(KcacheError):  # what is wrong with another environment's index is no answer about this one
-            data = store.read_bytes(path, LIMITS.index_bytes)
-            entries += [entry for entry in parse_index(data, path).entries if entry.key.fingerprint not in known]
+            index = read_index_at(store, path, environment=target.environment, asked=asked)
+            entries += [entry for entry in index.entries if entry.key.fingerprint not in known]
     return entries
 
 

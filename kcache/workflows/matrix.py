@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kcache.documents import LIMITS
 from kcache.errors import IntegrityError, ManifestError, NotFoundError
-from kcache.index import IndexEntry, parse_index
+from kcache.index import IndexEntry
 from kcache.key import EntryKey
 from kcache.matrix import Matrix, make_matrix
 from kcache.store.base import Store
-from kcache.workflows.catalog import list_environments
+from kcache.workflows.catalog import list_environments, read_index_at
 
 
 def read_matrix(stores: Sequence[Store], *, takes: Callable[[EntryKey], bool], archs: Sequence[str] = ()) -> Matrix:
@@ -28,7 +27,7 @@ def read_matrix(stores: Sequence[Store], *, takes: Callable[[EntryKey], bool], a
     for store in stores:
         for path in list_environments(store):
             try:
-                index = parse_index(store.read_bytes(path, LIMITS.index_bytes), f"{path} of {store.describe()}")
+                index = read_index_at(store, path)
             except (IntegrityError, ManifestError, NotFoundError) as error:
                 problems.append(str(error))
                 continue

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kcache.documents import LIMITS
 from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError
-from kcache.index import Index, IndexEntry, parse_index
+from kcache.index import Index, IndexEntry
 from kcache.matrix import make_matrix
 from kcache.matrix_text import page_section
 from kcache.store.base import Store
 from kcache.values import dataclass
-from kcache.workflows.catalog import list_environments
+from kcache.workflows.catalog import list_environments, read_index_at
 
 NAME = "README.md"
 MARK = "<!-- made by `kcache publish`; without this line it is left alone -->"
@@ -64,7 +63,7 @@ def _indexes(store: Store) -> dict[str, Index]:
     found = {}
     for path in list_environments(store):
         try:
-            found[path] = parse_index(store.read_bytes(path, LIMITS.index_bytes), path)
+            found[path] = read_index_at(store, path)
         except (IntegrityError, ManifestError, NotFoundError):
             continue  # whoever publishes there next mends it
     return found

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from kcache.archs import arch_list_entry, cute_dsl_arch, flashinfer_arch
-from kcache.documents import LIMITS
 from kcache.gpu_products import GpuProduct
-from kcache.index import IndexEntry, parse_index
+from kcache.index import IndexEntry
 from kcache.kinds.b12x_kinds import B12X_KINDS
 from kcache.kinds.cute_kinds import CUTE_KINDS
 from kcache.plan import Job, Plan, cost, is_missing, spread
@@ -19,7 +18,7 @@ from kcache.store.base import Store
 from kcache.values import dataclass
 from kcache.workflows.build import KINDS
 from kcache.workflows.build_kernels import targets
-from kcache.workflows.catalog import list_environments
+from kcache.workflows.catalog import list_environments, read_index_at
 
 
 def make_plan(
@@ -67,7 +66,7 @@ def make_plan(
 
 def _published(store: Store) -> list[IndexEntry]:
     paths = list_environments(store)
-    return [entry for path in paths for entry in parse_index(store.read_bytes(path, LIMITS.index_bytes), path).entries]
+    return [entry for path in paths for entry in read_index_at(store, path).entries]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ from typing import Any
 from kcache import digest
 from kcache.documents import LIMITS
 from kcache.errors import IntegrityError, ManifestError, NotFoundError, UsageError
-from kcache.index import Index, IndexEntry, archive_path, parse_index
+from kcache.index import Index, IndexEntry, archive_path
 from kcache.store.base import Store
-from kcache.workflows.catalog import list_environments
+from kcache.workflows.catalog import list_environments, read_index_at
 from kcache.workflows.page import keep_page
 from kcache.workflows.prune_rules import Candidate, Rules, Verdict, decide
 from kcache.workflows.reindex import (
@@ -89,7 +89,7 @@ def prune_store(
     if rules.unused_for is not None:
         raise UsageError("a store does not know when an entry was last used", remedy="Use --older-than, --max-size or --version.")
     moment = time.time() if now is None else now
-    indexes = {path: parse_index(store.read_bytes(path, LIMITS.index_bytes), path) for path in list_environments(store)}
+    indexes = {path: read_index_at(store, path) for path in list_environments(store)}
     ledger, seen, unused = _read_ledger(store)
     lines = [entry for index in indexes.values() for entry in index.entries]
     seen = {entry.manifest.path: min(seen.get(entry.manifest.path, moment), moment) for entry in lines}
@@ -151,7 +151,7 @@ def _take_out(
         warnings += rebuilt.warnings
         if path in marked:
             progress(f"taken out of {path}")
-    return {path: parse_index(store.read_bytes(path, LIMITS.index_bytes), path) for path in indexes}, warnings
+    return {path: read_index_at(store, path) for path in indexes}, warnings
 
 
 def _idle(store: Store, indexes: dict[str, Index], leaving: set[str], warnings: list[str]) -> list[str]:
@@ -161,6 +161,7 @@ def _idle(store: Store, indexes: dict[str, Index], leaving: set[str], warnings: 
     for path, index in indexes.items():
         kept = [entry for entry in index.entries if entry.key.fingerprint not in leaving]
         needed |= {name for entry in kept for name in (entry.manifest.path, entry.archive.path)}
+        needed.update(index.parts)
         needed |= {
             name for bundle in index.bundles for name in (bundle.file.path, f"{bundle.file.path.removesuffix('.tar')}.json")
         }
@@ -182,9 +183,9 @@ def _idle(store: Store, indexes: dict[str, Index], leaving: set[str], warnings: 
 
 
 def _deletable(store: Store) -> Iterator[str]:
-    """Manifests and bundles, then archives: what a half-done call leaves is then never a manifest without its archive."""
+    """Manifests, bundles, parts of indexes, then archives: a half-done call then never leaves a manifest without its archive."""
     for name in store.list("v1/env"):
-        if name.count("/") > 4 and name.split("/")[4] in ("entries", "bundles"):
+        if name.count("/") > 4 and name.split("/")[4] in ("entries", "bundles", "parts"):
             yield name
     yield from store.list("v1/archives")
 

@@ -9,6 +9,7 @@ Invariants:
   that succeeds has lost nothing.
 - A line is only added when its archive is there with the right size.
 - A signed index is never replaced by one that is not, unless that is asked for: readers that ask for signatures would refuse it.
+- The parts of an index of very many lines (`kcache.index_parts`) are written before it, and never rewritten.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kcache import digest
@@ -24,19 +25,23 @@ from kcache.documents import LIMITS, decode
 from kcache.errors import ConflictError, IntegrityError, ManifestError, NotFoundError, TrustError
 from kcache.index import (
     INDEX_FORMAT,
+    PARTS_FORMAT,
     Bundle,
     Index,
     IndexEntry,
     archive_path,
+    decode_index,
     index_entry,
+    index_of,
     manifest_path,
     parse_bundle,
-    parse_index,
 )
+from kcache.index_parts import encode, parse_root
 from kcache.key import EntryKey
 from kcache.manifest import Manifest, parse_manifest
 from kcache.store.base import Store
 from kcache.workflows.catalog import signatures_of
+from kcache.workflows.parts import read_part
 
 ATTEMPTS = 100
 """Swaps of one index before giving up."""
@@ -153,13 +158,15 @@ def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None
     path = f"{directory}/index.json"
     fresh: dict[str, IndexEntry] = {}
     read: dict[str, Bundle] = {}
+    parts: dict[str, Index | None] = {}
+    size = 0
     for attempt in range(ATTEMPTS):
         try:
             current = store.read_bytes(path, LIMITS.index_bytes)
         except NotFoundError:
             current = None
         warnings: list[str] = []
-        known = {} if current is None else _lines(current, path, warnings)
+        known = {} if current is None else _lines(store, current, path, parts, warnings)
         entries = []
         for fingerprint, newest in newest_manifests(store, directory).items():
             if newest.gone:
@@ -169,9 +176,14 @@ def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None
                 line = _adopt(store, fingerprint, newest, fresh, warnings) or line
             if line is not None:
                 entries.append(line)
-        encoded = Index(entries=tuple(entries), bundles=tuple(_bundles(store, directory, entries, read, warnings))).encode()
-        if encoded == current or (current is None and not entries):
-            return Rebuilt(size=0, warnings=tuple(warnings))
+        bundles = tuple(_bundles(store, directory, entries, read, warnings))
+        encoded, made = encode(Index(entries=tuple(entries), bundles=bundles), directory)
+        new = {name: data for name, data in made.items() if parts.get(name) is None}
+        if (encoded == current and not new) or (current is None and not entries):
+            return Rebuilt(size=size, warnings=tuple(warnings))
+        size += _write_parts(store, new, parts)
+        if encoded == current:
+            return Rebuilt(size=size, warnings=tuple(warnings))
         try:
             if sign is not None:
                 sign(store, path, encoded, current)
@@ -181,7 +193,7 @@ def rebuild_index(store: Store, directory: str, *, sign: SignIndex | None = None
         except ConflictError:
             time.sleep(min(0.01 * 2**attempt, 0.5) * (0.5 + os.urandom(1)[0] / 510))
             continue
-        return Rebuilt(size=len(encoded), warnings=tuple(warnings))
+        return Rebuilt(size=size + len(encoded), warnings=tuple(warnings))
     raise ConflictError(
         f"{path} of {store.describe()} was rewritten by others {ATTEMPTS} times",
         remedy="Publish again when fewer publishers are at work; nothing that was uploaded is lost.",
@@ -208,15 +220,43 @@ def _bundles(
     return found
 
 
-def _lines(data: bytes, path: str, warnings: list[str]) -> dict[str, IndexEntry]:
-    """The lines of an index. One that is damaged has none: it is made again. One that is newer than this kcache is left alone."""
+def _write_parts(store: Store, new: Mapping[str, bytes], parts: dict[str, Index | None]) -> int:
+    """Writes parts that are not there yet, or are damaged (None in `parts`); how many bytes that were."""
+    damaged = {name for name in new if name in parts}
+    for names in (damaged, new.keys() - damaged):
+        if names:
+            store.write_many([(name, new[name]) for name in sorted(names)], if_absent=names is not damaged)
+    for name, data in new.items():
+        parts[name] = index_of(decode_index(data, name), name)
+    return sum(map(len, new.values()))
+
+
+def _lines(store: Store, data: bytes, path: str, parts: dict[str, Index | None], warnings: list[str]) -> dict[str, IndexEntry]:
+    """The lines of an index. One that is damaged has none: it is made again. One that is newer than this kcache is left alone.
+
+    Args:
+        parts: takes in every part that was read, by its path; None for one that cannot be used, whose lines are made again.
+    """
     try:
-        return {entry.key.fingerprint: entry for entry in parse_index(data, path).entries}
+        document = decode_index(data, path)
+        if document["format"] != PARTS_FORMAT:
+            return {entry.key.fingerprint: entry for entry in index_of(document, path).entries}
+        root = parse_root(document, path)
+        blobs = [root.blob(path.removesuffix("/index.json"), bucket) for bucket in root.parts]
     except ManifestError as error:
         if _is_of_another_format(data, path):
             raise
         warnings.append(f"{path} was damaged and is made again: {error}")
         return {}
+    for blob in blobs:
+        if parts.get(blob.path) is None:
+            try:
+                parts[blob.path] = read_part(store, blob)
+            except (IntegrityError, ManifestError) as error:
+                warnings.append(f"made again: {error}")
+                parts[blob.path] = None
+    read = [part for blob in blobs if (part := parts[blob.path]) is not None]
+    return {entry.key.fingerprint: entry for part in read for entry in part.entries}
 
 
 def _is_of_another_format(data: bytes, path: str) -> bool:
@@ -225,7 +265,7 @@ def _is_of_another_format(data: bytes, path: str) -> bool:
     except ManifestError:
         return False
     found = document.get("format") if isinstance(document, dict) else None
-    return isinstance(found, str) and found.startswith("kcache.index/") and found != INDEX_FORMAT
+    return isinstance(found, str) and found.startswith("kcache.index/") and found not in (INDEX_FORMAT, PARTS_FORMAT)
 
 
 def _adopt(

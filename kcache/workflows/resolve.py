@@ -100,31 +100,34 @@ class Wanted:
     def takes(self, key: EntryKey) -> bool:
         """Whether an entry was asked for."""
         if not (self.kinds or self.modules) or key.kind in self.kinds:
-            return not (key.model and self.models) or any(_is_model(key.model, name) for name in self.models)
+            return not (key.model and self.models) or any(is_model(key.model, name) for name in self.models)
         return key.kind == KIND_MODULES and all(module in self.modules for module in key.modules)
 
 
-def _is_model(model: str, name: str) -> bool:
+def is_model(model: str, name: str) -> bool:
+    """Whether a name, perhaps with `*` and `?`, means a model."""
     from fnmatch import fnmatchcase
 
     # People know a model by its name on the Hub, with or without who owns it.
     return any(fnmatchcase(text.lower(), name.lower()) for text in (model, model.rpartition("/")[2]))
 
 
-def ambiguous_models(keys: Iterable[EntryKey], asked: Wanted) -> tuple[str, ...]:
-    """The models among which a command has to choose: where none was named and entries of several are there."""
-    models = sorted({key.model for key in keys if key.model})
+def ambiguous_models(keys: Iterable[EntryKey], asked: Wanted, others: Iterable[str] = ()) -> tuple[str, ...]:
+    """The models among which a command has to choose: where none was named and entries of several are there. `others`: models of
+    which entries are there that were not read."""
+    models = sorted({key.model for key in keys if key.model} | {*others})
     return tuple(models) if len(models) > 1 and not asked.models else ()
 
 
-def models_not_there(keys: Iterable[EntryKey], asked: Wanted) -> list[str]:
-    """For each model that was named and of which nothing is published here, though of others: a sentence, with what is near."""
+def models_not_there(keys: Iterable[EntryKey], asked: Wanted, others: Iterable[str] = ()) -> list[str]:
+    """For each model that was named and of which nothing is published here, though of others: a sentence, with what is near.
+    `others` as for `ambiguous_models`."""
     if not asked.models:
         return []
-    there = sorted({key.model for key in keys if key.model})
+    there = sorted({key.model for key in keys if key.model} | {*others})
     said = []
     for name in asked.models:
-        if there and not any(_is_model(model, name) for model in there):
+        if there and not any(is_model(model, name) for model in there):
             from difflib import get_close_matches
 
             by_text = {text.lower(): model for model in there for text in (model.rpartition("/")[2], model)}

@@ -78,6 +78,7 @@ class _Run:
     guard: Guard | None = None
     vouched: dict[str, Vouched] = field(default_factory=dict)
     entries: dict[str, IndexEntry] = field(default_factory=dict)
+    models: set[str] = field(default_factory=set)  # of which a store has entries that were not asked for
     store_of: dict[str, Store] = field(default_factory=dict)
     found: dict[str, InstalledEntry | Damage | None] = field(default_factory=dict)
     actions: dict[str, str] = field(default_factory=dict)
@@ -108,6 +109,7 @@ def restore(
         run.guard = Guard(request.policy, cache)
     outcome = None
     for store, index in _published(run, stores):
+        run.models.update(index.models)
         _prefer(run, store, index.entries)
         bundle = _fetch_together(run, store, index) if index.bundles else None
         outcome = _bring(run)
@@ -123,7 +125,7 @@ def restore(
     target.save_memory()
     env, refusals = _give(run, outcome.placed)
     outcome = replace(outcome, errors=run.errors, refusals=refusals)
-    warnings = [*run.warnings, *models_not_there((entry.key for entry in run.entries.values()), request.asked)]
+    warnings = [*run.warnings, *models_not_there((entry.key for entry in run.entries.values()), request.asked, run.models)]
     return report(outcome, target, env=env, warnings=warnings, root=cache.root, seconds=time.monotonic() - started)
 
 
@@ -215,7 +217,13 @@ def _published(run: _Run, stores: Sequence[Callable[[], Store]]) -> Iterator[tup
     for make in stores:
         try:
             store = make()
-            index = read_index(store, run.target.index_ingredients(), check=partial(_check_index, run))
+            index = read_index(
+                store,
+                run.target.index_ingredients(),
+                check=partial(_check_index, run),
+                environment=run.target.environment,
+                asked=run.request.asked,
+            )
         except NotFoundError:
             continue
         except (StoreError, IntegrityError, ManifestError, TrustError, UsageError) as error:
@@ -258,7 +266,7 @@ def _missing(run: _Run, store: Store) -> list[IndexEntry]:
 
 def _decided(run: _Run) -> tuple[tuple[str, ...], list[Candidate]]:
     """The models that are not chosen among, and every other entry that was asked for, decided about by key."""
-    unclear = ambiguous_models((entry.key for entry in run.entries.values()), run.request.asked)
+    unclear = ambiguous_models((entry.key for entry in run.entries.values()), run.request.asked, run.models)
     asked = [e for e in run.entries.values() if e.key.model not in unclear and run.request.asked.takes(e.key)]
     return unclear, candidates(asked, run.target.environment, strict=run.request.strict_match)
 

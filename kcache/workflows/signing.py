@@ -13,7 +13,7 @@ from typing import Any
 from kcache import digest
 from kcache.documents import LIMITS
 from kcache.errors import IntegrityError, ManifestError, NotFoundError, RefusedError, TrustError
-from kcache.index import IndexEntry, index_entry, parse_index
+from kcache.index import IndexEntry, decode_index, index_entry
 from kcache.manifest import Manifest
 from kcache.store.base import Store
 from kcache.trust.envelope import ENVELOPE_BYTES, seal, unseal
@@ -22,7 +22,7 @@ from kcache.trust.policy import Policy
 from kcache.trust.statement import IndexClaim, about_entry, about_index, check_index, signature_path
 from kcache.values import dataclass
 from kcache.values import replace as changed
-from kcache.workflows.catalog import list_environments, read_manifest
+from kcache.workflows.catalog import list_environments, read_index_at, read_manifest
 from kcache.workflows.reindex import newest_manifests, read_published
 from kcache.workflows.resolve import Wanted
 from kcache.workflows.trusted import Guard
@@ -109,7 +109,7 @@ def sign_store(store: Store, key: PrivateKey, *, asked: Wanted, policy: Policy |
     items: list[tuple[str, bytes]] = []
     left_out: list[str] = []
     for name in list_environments(store):
-        for entry in parse_index(store.read_bytes(name, LIMITS.index_bytes), f"{name} of {store.describe()}").entries:
+        for entry in read_index_at(store, name).entries:
             if not asked.takes(entry.key):
                 continue
             try:
@@ -156,6 +156,6 @@ class IndexSigner:
         paths = tuple(list_environments(store))
         for path in paths:
             data = store.read_bytes(path, LIMITS.index_bytes)
-            parse_index(data, f"{path} of {store.describe()}")
+            decode_index(data, f"{path} of {store.describe()}")
             self.sign(store, path, data, None)
         return paths

@@ -136,8 +136,8 @@ def test_an_index_that_is_lost_or_damaged_comes_back_from_the_manifests(tmp_path
 def test_an_index_of_a_newer_format_is_left_alone(tmp_path: Path) -> None:
     store = MemoryStore()
     make_entry(tmp_path / "out")
-    store.write(INDEX, newer := b'{"format":"kcache.index/2","entries":[]}', if_absent=True)
-    with pytest.raises(ManifestError, match=r"kcache\.index/2"):
+    store.write(INDEX, newer := b'{"format":"kcache.index/9","entries":[]}', if_absent=True)
+    with pytest.raises(ManifestError, match=r"kcache\.index/9"):
         publish(tmp_path / "out", store)
     assert store.objects[INDEX] == newer
 
