@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kcache import fsops
 from kcache.errors import TrustError
+from kcache.local_cache import LocalCache
 from kcache.workflows.findings import ERROR, WARNING, Finding, Patient
 
 _ROOM = 64 << 20
@@ -115,4 +116,21 @@ def check_old_names(patient: Patient) -> Iterator[Finding]:
             )
 
 
-CHECKS = (check_writable, check_room, check_lock, check_clock, check_old_names)
+def check_path(patient: Patient) -> Iterator[Finding]:
+    """Modules that are restored are used by a server whose PYTHONPATH has their view."""
+    if patient.cache.path is None:
+        return
+    cache = LocalCache(Path(patient.cache.path))
+    documents = [cache.read("current", path.stem) or {} for path in sorted((cache.base / "current").glob("*.json"))]
+    views = [str(document["view"]) for document in documents if document.get("view")]
+    given = patient.environ.get("PYTHONPATH", "").split(":")
+    if views and not any(view in given for view in views):
+        yield Finding(
+            code="not-on-path",
+            severity=WARNING,
+            what=f"PYTHONPATH names nothing of what is restored in {cache.root}: a server that is started with it compiles",
+            remedy='Start the server by `kcache restore ... -- CMD`, or in a shell after `eval "$(kcache restore ... --shell)"`.',
+        )
+
+
+CHECKS = (check_writable, check_room, check_lock, check_clock, check_old_names, check_path)

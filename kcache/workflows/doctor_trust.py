@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -38,7 +39,7 @@ def check_policy(patient: Patient) -> Iterator[Finding]:
 
 def check_keys(policy: Policy, now: float) -> Iterator[Finding]:
     """Keys that do not count, or soon will not. `now` in seconds since 1970."""
-    counting: set[str] = set()
+    counting: Counter[str] = Counter()
     for key in policy.keys:
         why = f"key {key.name} is revoked" if key.public.id in policy.revoked else key.unfit(now)
         if why:
@@ -50,7 +51,10 @@ def check_keys(policy: Policy, now: float) -> Iterator[Finding]:
             what = f"key {key.name} ends in {(key.not_after - now) / 86400:.0f} days (policy {policy.source})"
             remedy = "Add the next key, and sign with it: `kcache sign STORE --key FILE --policy FILE`."
             yield Finding(code="policy-key-ends", severity=WARNING, what=what, remedy=remedy)
-    needed = {ENTRIES} | ({INDEXES} if policy.index.threshold else set())
-    for role in sorted(needed - counting):
-        what = f"the policy {policy.source} has no key for {role} that counts now"
+    for role, needed in ((ENTRIES, 1), (INDEXES, policy.index.threshold)):
+        if (found := counting[role]) >= needed:
+            continue
+        what = f"the policy {policy.source} has {found or 'no'} key for {role} that counts now"
+        if needed > 1:
+            what += f", and asks for signatures by {needed}"
         yield Finding(code="policy-no-key", severity=ERROR, what=what, remedy="Add one: `kcache keygen` prints its lines.")

@@ -54,8 +54,9 @@ def tried(step: int, number: int) -> tuple[Figures, Figures]:
         calls = stand.calls()
         # A change that is done and then killed leaves what a kill before the next one leaves: only writes can be half done.
         killed = kill_at(stand, range(1, calls + 1, step))
-        killed += kill_at(stand, range(1, stand.calls("write") + 1, step), TORN, only="write")
-        failed = Figures()
+        writes = range(1, stand.calls("write") + 1, step)
+        killed += kill_at(stand, writes, TORN, only="write")
+        failed = fail_at(stand, writes, ERRNOS["ENOSPC"], on=True, only="write")
         for at, (name, value) in enumerate(ERRNOS.items(), start=1):
             failed += fail_at(stand, range(at, calls + 1, len(ERRNOS) * step), value, on=name in STAYS)
         failed += fail_at(stand, range(1, calls + 1, 4 * step), GONE)

@@ -11,13 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from container import Container
+from entries import make_fitting_entry, publish
 
 from kcache import fsops
-from kcache.key import known
+from kcache.key import known, undetermined
 from kcache.probe.caches import cache_root
 from kcache.probe.gpus import Gpu, GpuReport
 from kcache.probe.host import Host, probe_host
 from kcache.workflows import doctor
+from kcache.workflows.doctor_kernels import check_compiler
 from kcache.workflows.findings import ERROR, WARNING, Finding, Patient
 from kcache.workflows.target import TargetRequest
 
@@ -276,6 +279,26 @@ def test_a_clock_behind_the_files_is_named(tmp_path: Path) -> None:
     assert "clock" not in findings("9.0a", KCACHE_DIR=str(tmp_path))
     os.utime(receipt, (1e10, 1e10))
     assert "days after now" in findings("9.0a", KCACHE_DIR=str(tmp_path))["clock"].what
+
+
+def test_a_path_without_what_is_restored_is_named(tmp_path: Path) -> None:
+    make_fitting_entry(tmp_path / "out")
+    publish(tmp_path / "out", tmp_path / "store")
+    host = Container(home=tmp_path / "home")
+    env = host.restore(tmp_path / "store").document["env"]
+    for given, codes in ((env, []), ({}, ["not-on-path"])):
+        found = host.kcache("doctor", "--arch", "9.0a", "--json", env=given).document["findings"]
+        assert [finding["code"] for finding in found] == codes
+    assert "kcache restore ... -- CMD" in found[0]["remedy"]
+
+
+def test_an_sm_count_that_is_not_known_is_named() -> None:
+    environ = {"HOME": os.environ["HOME"]}
+    host = probe_host(python=None, described_archs=["9.0a"], environ=environ)
+    facts = {**host.environment.facts, "gpu.source": known("gpu"), "gpu.sm_count.90a": undetermined("not to be asked")}
+    unknown = replace(host, environment=replace(host.environment, facts=facts))
+    patient = Patient(host=unknown, cache=cache_root(environ, 0), environ=environ)
+    assert "not to be asked" in {one.code: one for one in check_compiler(patient)}["sm-count"].what
 
 
 def test_a_lock_that_is_held_or_not_ours_alone_is_named(tmp_path: Path) -> None:
