@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from kcache.archs import cute_dsl_arch
 from kcache.kernel_facts import COMPILER, KernelFacts, Wheel
-from kcache.key import ABSENT, NVCC, EntryKey, Environment, Fact, known, undetermined
+from kcache.key import ABSENT, AUTOTUNE, NVCC, EntryKey, Environment, Fact, known, undetermined
 from kcache.manifest import Manifest
 from kcache.values import dataclass
 
@@ -103,6 +103,9 @@ def match_binary(manifest: Manifest, environment: Environment, *, strict: bool =
     if manifest.programs is not None:  # decided by `kcache.workflows.b12x_host`, which reads the host's own package
         found = "only the host that will use them can say what its b12x asks for"
         checks.append(Check(field="b12x", rule=EQUAL, wanted="a host", found=found, passed=False))
+    if manifest.tunings is not None:  # likewise, by `kcache.workflows.tunings`
+        found = "only the host that will use them can say what its FlashInfer would write"
+        checks.append(Check(field="tuning.environment", rule=EQUAL, wanted="a host", found=found, passed=False))
     for artifact in manifest.artifacts:
         if artifact.elf is None:
             continue
@@ -144,8 +147,8 @@ def rank(key: EntryKey, environment: Environment, arch: str, *, size: int = 0) -
     """Orders accepted entries for one architecture, best highest.
 
     Exact architecture before family, then the toolkit release nearest to the host's CUDA runtime, then the newest tvm-ffi, then
-    of a model's entries the one with more in it (`size`, bytes), and last the fingerprint, so that every process of a fleet
-    chooses the same.
+    of a model's entries and of tuning results the one with more in it (`size`, bytes), and last the fingerprint, so that every
+    process of a fleet chooses the same.
     """
     release = _numbers(key.ingredients["cuda.release"])
     runtime = _numbers(environment.fact("cuda.runtime").value or "")
@@ -154,7 +157,7 @@ def rank(key: EntryKey, environment: Environment, arch: str, *, size: int = 0) -
     tvm = _version(key.ingredients.get("tvm_ffi.version", ""))
     patch = tvm[2] * 1000 + tvm[3] if tvm else 0
     score = arch_score(key.arch, arch) or 0
-    return (score, -abs(minor - host_minor), patch, size if key.model else 0, key.fingerprint)
+    return (score, -abs(minor - host_minor), patch, size if key.model or key.layout == AUTOTUNE else 0, key.fingerprint)
 
 
 _ARCH = re.compile(r"([0-9]{1,2})([0-9])([af]?)")

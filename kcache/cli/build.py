@@ -37,6 +37,7 @@ Examples:
   kcache build --manifest manifests/qwen3-30b-a3b.toml -o entries
   kcache build --manifest manifests/qwen3-30b-a3b.toml --kinds b12x-moe --gpu rtx-pro-6000 -o entries
   kcache build --modules cascade,page --arch 9.0a -o entries --jobs 4
+  kcache build --collect ~/.cache/flashinfer/autotune -o entries
   kcache build --record -o entries -- vllm bench throughput --model MODEL
 Then: kcache publish entries --to STORE"""
 )
@@ -46,6 +47,12 @@ Then: kcache publish entries --to STORE"""
     multiple=True,
     metavar="FILE",
     help="What to build for a model (`kcache manifest --help`); --kinds, --arch and --gpu then narrow it.",
+)
+@click.option(
+    "--collect",
+    multiple=True,
+    metavar="DIR",
+    help="Make entries of the tuning results below DIR: FlashInfer's own store, or files of vLLM or SGLang.",
 )
 @kinds_option
 @modules_option
@@ -62,6 +69,7 @@ Then: kcache publish entries --to STORE"""
 @json_option
 def command(
     manifests: tuple[str, ...],
+    collect: tuple[str, ...],
     kinds: tuple[str, ...],
     modules: tuple[str, ...],
     archs: tuple[str, ...],
@@ -86,7 +94,7 @@ def command(
     own, is left out with the reason.
     """
     if record or in_place or program:
-        _check_recording(record, program, bool(manifests or kinds or modules or gpus[1:] or env_file or jobs))
+        _check_recording(record, program, bool(manifests or collect or kinds or modules or gpus[1:] or env_file or jobs))
         from kcache.cli.record import record as run
 
         run(program, output=output, work_dir=work_dir, in_place=in_place, archs=archs, gpus=gpus, python=python, as_json=as_json)
@@ -100,6 +108,7 @@ def command(
         kinds=kinds,
         modules=modules,
         recipes=tuple(read_recipe(manifest) for manifest in manifests),
+        collect=tuple(Path(directory) for directory in collect),
         archs=archs,
         gpus=gpus,
         environment=None if env_file is None else read_environment(env_file),

@@ -15,6 +15,7 @@ from kcache.key import EntryKey, Fact
 from kcache.manifest import Artifact, ElfFacts, module_artifact_path, sources_digest
 from kcache.match import arch_score
 from kcache.program_facts import ProgramFacts
+from kcache.tuning_facts import TuningFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class BuildFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryParts:
-    """All of a manifest that does not depend on its archive. `kernels` and `programs` are None for nvcc modules."""
+    """All of a manifest that does not depend on its archive. `kernels`, `programs` and `tunings` are None for nvcc modules."""
 
     key: EntryKey
     artifacts: tuple[Artifact, ...]
@@ -56,6 +57,7 @@ class EntryParts:
     build_seconds: Mapping[str, float]
     kernels: KernelFacts | None = None
     programs: ProgramFacts | None = None
+    tunings: TuningFacts | None = None
 
 
 def entry_parts(kind: str, facts: BuildFacts, modules: tuple[BuiltModule, ...]) -> EntryParts:

@@ -42,6 +42,7 @@ class BuildRequest:
 
     kinds, modules: kinds give one entry each; a module named by itself gives one entry of kind `modules`.
     recipes:   build manifests, which kinds, archs and gpus then narrow.
+    collect:   directories with results of the tuner, of which entries are made; nothing is compiled then.
     archs:     names as a person writes them; empty for the GPUs of this host, or for what the recipes are for.
     gpus:      names of GPU products.
     environment: what the entries are for, where that is not the farm.
@@ -54,6 +55,7 @@ class BuildRequest:
     kinds: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     recipes: tuple[Recipe, ...] = ()
+    collect: tuple[Path, ...] = ()
     archs: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()
     environment: Environment | None = None

@@ -148,6 +148,7 @@ def write_parts(output: Path, parts: EntryParts, files: Mapping[str, Path], prov
             provenance=described({"built": built_now(os.environ), **provenance}),
             kernels=parts.kernels,
             programs=parts.programs,
+            tunings=parts.tunings,
         )
         _check_unchanged(manifest, files)
         parse_manifest(manifest.encode(), name)  # what is written must be what a reader takes

@@ -12,7 +12,7 @@ from kcache import fsops
 from kcache.archs import arch_list_entry
 from kcache.errors import KcacheError, UsageError
 from kcache.gpu_products import GpuProduct, product
-from kcache.key import Environment
+from kcache.key import AUTOTUNE, Environment
 from kcache.kinds.b12x_kinds import B12X_KINDS
 from kcache.kinds.cute_kinds import CUTE_KINDS
 from kcache.manifest import parse_manifest
@@ -46,6 +46,8 @@ def run_build(request: BuildRequest, environ: Mapping[str, str], watch: Watch, k
     Raises:
         UsageError: nothing is left to build, or a manifest is for another FlashInfer. Otherwise as `build`.
     """
+    if request.collect:
+        return _collect(request, environ)
     there = request.environment
     if there is not None and not request.archs:
         request = replace(request, archs=tuple(arch_list_entry(arch) for arch in there.archs))
@@ -93,6 +95,30 @@ def _build_manifests(request: BuildRequest, environ: Mapping[str, str], watch: W
         seconds=time.monotonic() - started,
         toolkit=modules.toolkit if modules else None,
         facts=modules.facts if modules else {},
+    )
+
+
+def _collect(request: BuildRequest, environ: Mapping[str, str]) -> BuildReport:
+    """Entries of directories with results of the tuner, which were made on this host or on one that --gpu describes."""
+    from kcache.workflows.build_tunings import collect_tunings
+    from kcache.workflows.target import TargetRequest, find_target
+
+    started = time.monotonic()
+    if request.recipes or request.modules or request.environment or set(request.kinds) - {AUTOTUNE}:
+        raise UsageError(
+            "--collect makes entries of tuning results alone", remedy="Build everything else in a command of its own."
+        )
+    target = find_target(TargetRequest(python=request.python, archs=request.archs, gpus=request.gpus), environ)
+    done = collect_tunings(request.collect, target, request.output)
+    return BuildReport(
+        entries=done.entries,
+        modules=(),
+        warnings=tuple(f"left out: {one.path}: {one.why}" for one in done.left_out),
+        output=request.output,
+        jobs=Jobs(jobs=1, reason="nothing is compiled"),
+        seconds=time.monotonic() - started,
+        toolkit=None,
+        facts={"flashinfer": target.environment.fact("flashinfer.version").value},
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kcache.errors import UsageError
 from kcache.index import IndexEntry
-from kcache.key import B12X, EntryKey, Environment, Fact, known, undetermined
+from kcache.key import AUTOTUNE, B12X, EntryKey, Environment, Fact, known, undetermined
 from kcache.manifest import Manifest
 from kcache.match import Decision
 from kcache.store.base import Store
@@ -200,7 +200,7 @@ def _usable(
     target = Target(environment)
     index = read_index(store, target.index_ingredients())
     asked = [entry for entry in index.entries if takes(entry.key)] if index is not None else []
-    entries = [entry for entry in asked if entry.key.layout != B12X]
+    entries = [entry for entry in asked if entry.key.layout not in (B12X, AUTOTUNE)]
     found: dict[GroupName, Mapping[str, IndexEntry]] = {}
     for name, group in grouped(candidates(entries, environment, strict=False)).items():
         choice = choose(

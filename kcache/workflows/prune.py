@@ -28,7 +28,7 @@ from kcache.workflows.prune_rules import Candidate, Rules, Verdict, decide
 GRACE = 3600.0
 """Seconds after a restore in which nothing that it gave away is removed."""
 
-_ROOMS = ("current", "kernels", "programs")
+_ROOMS = ("current", "kernels", "programs", "tunings")
 """Where environments say what they use (`kcache.local_cache`): documents with a list `entries`."""
 
 

@@ -189,6 +189,12 @@ def _give(run: _Run, placed: Mapping[str, InstalledEntry]) -> tuple[dict[str, st
         from kcache.workflows.programs import place_programs
 
         refusals |= _taken_in(run, programs, place_programs(run.cache, target, programs, timeout=_lock_seconds(run)))
+    if tunings := [entry for entry in placed.values() if entry.manifest.tunings is not None]:
+        from kcache.workflows.tunings import lacking_modules, place_tunings
+
+        refusals |= _taken_in(run, tunings, place_tunings(run.cache, target, tunings, timeout=_lock_seconds(run)))
+        there = {module for entry in placed.values() for module in entry.manifest.key.modules}
+        run.warnings += lacking_modules([facts for entry in tunings if (facts := entry.manifest.tunings) is not None], there)
     env = dict(target.exports)
     if offered.view is not None and len(offered.refusals) < sum(len(entry.manifest.key.modules) for entry in modules):
         if not target.is_here:

@@ -13,7 +13,7 @@ from pathlib import Path
 from kcache import digest
 from kcache.documents import decode
 from kcache.errors import ProbeError, UsageError
-from kcache.key import Environment, Fact, known, parse_environment
+from kcache.key import Environment, Fact, known, parse_environment, undetermined
 from kcache.local_cache import LocalCache, SourceMemo
 from kcache.manifest import Manifest
 from kcache.match import Decision, match_binary, requirements, sm_count_fact
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     from kcache.gpu_products import GpuProduct
     from kcache.kinds.cute_dsl import Target as KernelTarget
     from kcache.probe.caches import CacheRoot
+    from kcache.tuning_facts import TuningHost
     from kcache.workflows.b12x_host import B12xHost
 
 ENVIRONMENT_BYTES = 64 << 20
+
+PRODUCT = "gpu.product"
+"""The fact that holds the name, as CUDA reports it, of the one GPU product that was described; there only where one was."""
 
 
 class Target:
@@ -55,6 +59,7 @@ class Target:
         self._libraries = dict(environment.libraries)
         self._compiler_facts: Mapping[str, Fact] = {}
         self._b12x: B12xHost | None = None
+        self._tuning_host: TuningHost | ProbeError | None = None
         self.python = host.paths.interpreter.executable if host is not None else ""
 
     @property
@@ -127,14 +132,56 @@ class Target:
             from kcache.workflows.b12x_host import decide
 
             return decide(self.b12x(), manifest, strict=strict)
+        if manifest.tunings is not None:
+            from kcache.workflows.tunings import decide as decide_tunings
+
+            return decide_tunings(self, manifest.tunings, strict=strict)
         return match_binary(manifest, self.facts_for(manifest), strict=strict)
+
+    def tuning_host(self) -> TuningHost:
+        """What FlashInfer's tuner would write of this environment, asked once.
+
+        Raises:
+            ProbeError: this is a saved environment, or FlashInfer is not there or keys its results in another way.
+        """
+        if self._tuning_host is None:
+            try:
+                self._tuning_host = self._ask_tuning_host()
+            except ProbeError as error:
+                self._tuning_host = error
+        if isinstance(self._tuning_host, ProbeError):
+            raise self._tuning_host
+        return self._tuning_host
+
+    def _ask_tuning_host(self) -> TuningHost:
+        if self._host is None:
+            raise ProbeError(
+                "a saved environment does not say what FlashInfer's tuner would write", remedy="Ask on the host that will tune."
+            )
+        from kcache.workflows.tuning_host import tuning_host
+
+        return tuning_host(self._host, gpu=self.environment.facts.get(PRODUCT))
+
+    @property
+    def flashinfer_package(self) -> str | None:
+        """The directory of the flashinfer package that the target's Python imports."""
+        return self._host.paths.flashinfer if self._host is not None else None
+
+    @property
+    def process_environ(self) -> dict[str, str]:
+        """The variables that a server of this host will have: its own, and those that kcache exports."""
+        return {**(self._host.paths.process.environ if self._host is not None else {}), **self.exports}
+
+    def has_package(self, name: str) -> bool:
+        """Whether the target's Python would import a package of this name."""
+        return self._host is not None and self._host.paths.packages.package(name) is not None
 
     def b12x(self) -> B12xHost | None:
         """The b12x that this environment's Python would import, asked when it is looked at; None for a saved environment."""
         if self._b12x is None and self._host is not None:
             from kcache.workflows.b12x_host import B12xHost
 
-            self._b12x = B12xHost(self._host, {**self._host.paths.process.environ, **self.exports})
+            self._b12x = B12xHost(self._host, self.process_environ)
         return self._b12x
 
     def _compiler(self) -> Mapping[str, Fact]:
@@ -289,7 +336,7 @@ def _products(request: TargetRequest) -> list[GpuProduct]:
 
 
 def with_products(environment: Environment, request: TargetRequest) -> Environment:
-    """The environment with the SM counts of the GPU products that the request describes."""
+    """The environment with the SM counts of the GPU products that the request describes, and the name of a single one."""
     from kcache.archs import capability
 
     products = _products(request)
@@ -298,4 +345,7 @@ def with_products(environment: Environment, request: TargetRequest) -> Environme
         counts = sorted({found.sm_count for found in products if found.capability == capability(arch)})
         if counts:
             facts[sm_count_fact(arch)] = known(" ".join(map(str, counts)))
+    if products:
+        one = len(products) == 1
+        facts[PRODUCT] = known(products[0].name) if one else undetermined("several GPU products are described")
     return replace(environment, facts=facts)

@@ -1,0 +1,105 @@
+"""Tuning results from one home to another through the command line: collected, published, restored, found by FlashInfer.
+
+Real FlashInfer writes and reads them in processes of its own; the GPU is described.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tuning_children import environ_of, replayed, tuned
+
+from kcache.kinds import autotune_v2
+from kcache.kinds.autotune_v1 import parse_file
+
+VLLM = "0" * 64 + "/autotune_configs_tp_0-1.json"
+
+
+def kcache(environ: Mapping[str, str], *words: object) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "kcache", *map(str, words), "--json"],
+        env=dict(environ), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+
+def at(home: Path) -> dict[str, str]:
+    environ = environ_of("", home, {})
+    return {name: text for name, text in environ.items() if not name.startswith(("KCACHE_", "VLLM_", "SGLANG_", "XDG_"))}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """A local store with what FlashInfer tuned on a farm, as a managed store and as vLLM's file; and the keys of both."""
+    top = tmp_path_factory.mktemp("tuned")
+    farm = at(top / "farm")
+    saved = top / "farm" / ".cache" / "vllm" / "flashinfer_autotune_cache" / "x" / "90a" / VLLM
+    keys = {"v2": tuned(farm, [16, 32]), "v1": tuned(farm, [64], file=str(saved))}
+    places = [autotune_v2.store_root(farm, farm["HOME"]), top / "farm" / ".cache" / "vllm"]
+    collect = [word for place in places for word in ("--collect", place)]
+    code, said, errors = kcache(farm, "build", "--kinds", "autotune", *collect, "--gpu", "h200", "-o", top / "entries")
+    assert (code, said.get("status")) == (0, "built"), errors
+    assert [(one["kind"], one["variant"]) for one in said["entries"]] == [
+        ("autotune", "flashinfer"),
+        ("autotune", "vllm-0000000000000000"),
+    ]
+    code, _, errors = kcache(farm, "publish", top / "entries", "--to", top / "store")
+    assert code == 0, errors
+    return top / "store", keys
+
+
+@pytest.mark.real
+def test_tuning_results_are_restored_at_another_home_and_found_by_the_library(
+    published: tuple[Path, dict[str, list[str]]], tmp_path: Path
+) -> None:
+    store, keys = published
+    server = at(tmp_path / "home")
+    (tmp_path / "home" / ".cache" / "vllm").mkdir(parents=True)
+    restore = ("restore", "--from", store, "--kinds", "autotune", "--gpu", "h200")
+    code, said, errors = kcache(server, *restore)
+    assert (code, said.get("status")) == (0, "hit"), errors
+    from importlib.metadata import version
+
+    file = tmp_path / "home/.cache/vllm/flashinfer_autotune_cache" / version("flashinfer-python") / "90a" / VLLM
+    (found,) = (answer := replayed(server, stores=[{"root": None, "policy": {}, "keys": keys["v2"]}], files=[str(file)]))[
+        "stores"
+    ]
+    assert (found["hits"], found["missed"], found["skipped"]) == (2, [], 0)
+    assert [(one["loaded"], one["results"]) for one in answer["files"]] == [(True, 1)]
+
+    # In use: another result of the server's own stays, and a result that is lost comes back.
+    theirs = tuned(server, [128], file=str(file), tactic=9)
+    lost = next(Path(autotune_v2.store_root(server, server["HOME"])).glob("v2/*/entries/*.json"))
+    lost.unlink()
+    assert kcache(server, *restore)[0] == 0
+    assert lost.exists()
+    assert set(parse_file(file.read_bytes()).results) == {*keys["v1"], *theirs}
+
+
+@pytest.mark.real
+def test_another_product_of_one_chip_is_refused_by_the_name(published: tuple[Path, dict[str, list[str]]], tmp_path: Path) -> None:
+    """Case B37, and B32's shape: the field is named, and nothing is written."""
+    server = at(tmp_path / "home")
+    words = ("--from", published[0], "--kinds", "autotune", "--gpu", "h100")
+    code, said, _ = kcache(server, "lookup", *words)
+    assert code != 0
+    assert "gpu: wanted NVIDIA H200" in json.dumps(said) or '"field": "gpu"' in json.dumps(said)
+    code, said, _ = kcache(server, "restore", *words)
+    assert said["status"] == "miss"
+    assert not (tmp_path / "home/.cache/flashinfer/autotune").exists()
+
+
+@pytest.mark.real
+def test_what_was_tuned_elsewhere_is_not_collected(published: tuple[Path, dict[str, list[str]]], tmp_path: Path) -> None:
+    farm = at(published[0].parent / "farm")
+    root = autotune_v2.store_root(farm, farm["HOME"])
+    code, said, errors = kcache(farm, "build", "--collect", root, "--gpu", "h100", "-o", tmp_path / "entries")
+    assert code != 0
+    assert "gpu is NVIDIA H200" in errors + json.dumps(said)
+    assert not list(tmp_path.glob("entries/*.json"))
