@@ -73,4 +73,4 @@ def command(
         if preview.missed:
             click.echo(f"To build in all: {duration_text(preview.seconds)}, one after another.")
         if preview.undecided:
-            click.echo(f"{preview.undecided} entries of the package b12x or of tuning results are not counted: only a host can tell.")
+            click.echo(f"{preview.undecided} entries of b12x or of tuning results are not counted: only a host can tell.")
