@@ -21,18 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ci.bench import Bench
-from ci.peer_ways import Cold, Way, WayFailedError, World, every_way
+from ci.peer_ways import BARE, CONTENT, HOME, SITE, TIMES, WORLDS, Way, WayFailedError, World, every_way
 from kcache.probe.packages import this_interpreter
 from kcache.probe.toolkit import find_toolkit, make_home
 
-SAME, HOME, SITE, TIMES, CONTENT, BARE = (
-    "same paths",
-    "another HOME",
-    "other site-packages",
-    "newer headers",
-    "a header changed",
-    "no nvcc",
-)
 NEEDED = ("sh", "env", "tar", "zstd", "cat", "uname")
 """Programs that a container without a toolchain has."""
 
@@ -126,10 +118,10 @@ class Peers:
             farm = self.world("farm")
             way.pack(farm)
             row = self.cells[way.name] = {}
-            for name in (SAME,) if isinstance(way, Cold) else (SAME, HOME, SITE, TIMES, CONTENT, BARE):
+            for name in way.worlds:
                 row[name] = self.cell(way, name)
                 print(way.name, "|", name, "|", row[name], file=sys.stderr, flush=True)
-            again = [self.cell(way, SAME if isinstance(way, Cold) else HOME) for _ in range(runs)]
+            again = [self.cell(way, HOME if HOME in way.worlds else way.worlds[0]) for _ in range(runs)]
             row["runs"] = {"seconds": [cell.get("seconds") for cell in again], "install": [cell.get("install") for cell in again]}
             if hasattr(way, "stop"):
                 way.stop()
@@ -150,14 +142,13 @@ def verdict(cell: dict[str, Any], name: str) -> str:
 
 def table(peers: Peers) -> Table:
     found = Table(title="without a compiler in a container that differs from the farm in one thing?")
-    names = (SAME, HOME, SITE, TIMES, BARE, CONTENT)
-    for column in ("way", "bytes", "ready in another HOME", *names):
+    for column in ("way", "bytes", "ready in another HOME", *WORLDS):
         found.add_column(column)
     for way in peers.ways:
         row = peers.cells[way.name]
         seconds = [second for second in row["runs"]["seconds"] if second is not None]
         ready = f"{statistics.median(seconds):.1f} s ({min(seconds):.1f} to {max(seconds):.1f})" if seconds else "never"
-        cells = [verdict(row[name], name) if name in row else "" for name in names]
+        cells = [verdict(row[name], name) if name in row else "" for name in WORLDS]
         found.add_row(way.name, f"{way.carried:,}", ready, *cells)
     return found
 

