@@ -122,7 +122,7 @@ def main() -> int:
     story["compilers_of_checks"] = len(restored.lines(restored.trapped))
     keep()
     cold = Host(top, "cold")
-    story["gdn_cold"] = checked(cold, "gdn", limit=200)
+    story["gdn_cold"] = checked(Host(top, "cold-kernels"), "gdn", limit=200)
     story["cold"] = served(cold, "cold", limit=200)
     story["check_cold"] = checked(cold, "check", words=("--without-topk",))
     keep()
