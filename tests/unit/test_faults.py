@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 from faults.flips import LOADED, REFUSED, flip_bytes
 from faults.kills import ERRNOS, GONE, LATE, SHOWN, STAYS, TORN, Stand, fail_at, kill_at
-from faults.scenarios import SCENARIOS, Scenario
+from faults.scenarios import SCENARIOS
 
 SHARE = 2
 """Points of each kind in every run of the tests."""
+
+
+@pytest.fixture(scope="module", params=SCENARIOS, ids=lambda scenario: scenario.name)
+def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stand:
+    """Each command, its old state made once."""
+    return Stand(request.param, tmp_path_factory.mktemp("faults"))
 
 
 def share(calls: int, offset: int) -> range:
@@ -19,38 +25,28 @@ def share(calls: int, offset: int) -> range:
     return range(calls - offset % step, 0, -step)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_command_killed_at_any_change_leaves_the_old_or_the_new_state(tmp_path: Path, scenario: Scenario) -> None:
-    stand = Stand(scenario, tmp_path)
+def test_a_command_killed_at_any_change_leaves_the_old_or_the_new_state(stand: Stand) -> None:
     calls = stand.calls()
     assert calls >= 10
     figures = kill_at(stand, share(calls, 0)) + kill_at(stand, share(calls, 1), TORN)
     assert figures.points >= SHARE
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_call_that_fails_costs_one_line_and_the_next_run_completes_it(tmp_path: Path, scenario: Scenario) -> None:
-    stand = Stand(scenario, tmp_path)
+def test_a_call_that_fails_costs_one_line_and_the_next_run_completes_it(stand: Stand) -> None:
     calls = stand.calls()
-    first = SCENARIOS.index(scenario) % 2
+    first = SCENARIOS.index(stand.scenario) % 2
     for number, name in list(enumerate(ERRNOS))[first::2]:
         # A disk that is full stays so, and so does one that became read-only.
         fail_at(stand, [1 + (number * 7) % calls], ERRNOS[name], on=name in STAYS)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 @pytest.mark.parametrize("do", [LATE, SHOWN])
-def test_a_rename_that_was_done_though_it_failed_does_no_harm(tmp_path: Path, scenario: Scenario, do: str) -> None:
+def test_a_rename_that_was_done_though_it_failed_does_no_harm(stand: Stand, do: str) -> None:
     """As over NFS, when an answer is lost: done already, or by the server a moment later."""
-    stand = Stand(scenario, tmp_path)
     assert fail_at(stand, [stand.calls("rename")], do, only="rename").points == 1
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_directory_that_vanishes_meanwhile_costs_one_line_and_what_comes_back_is_whole(
-    tmp_path: Path, scenario: Scenario
-) -> None:
-    stand = Stand(scenario, tmp_path)
+def test_a_directory_that_vanishes_meanwhile_costs_one_line_and_what_comes_back_is_whole(stand: Stand) -> None:
     assert fail_at(stand, share(stand.calls(), 1), GONE).points >= SHARE
 
 
