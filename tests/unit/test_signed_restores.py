@@ -13,7 +13,7 @@ from entries import make_fitting_entry
 from hub.static import static_site
 
 from kcache import digest
-from kcache.errors import RefusedError
+from kcache.errors import RefusedError, TrustError
 from kcache.index import IndexEntry, index_path, parse_index
 from kcache.local_cache import LocalCache
 from kcache.manifest import Manifest
@@ -425,6 +425,31 @@ def test_an_index_past_its_end(host: Host, farm: Farm, answer: str) -> None:
     status, said = host.restore()
     assert (status != "hit") == (answer == "refuse")
     assert ("has expired" in said) == (answer != "ignore")
+
+
+@pytest.mark.parametrize(
+    ("limit", "first", "why"),
+    [
+        ("", "", ""),
+        (EXPIRED, "", "key index expired"),
+        ("not_before = 2999-01-01T00:00:00Z", "", "counts from 2999"),
+        ("", 'revoked = ["{id}"]', ""),
+    ],
+    ids=["good", "expired", "not yet", "revoked"],
+)
+def test_a_key_for_indexes_counts_between_its_dates_and_until_it_is_revoked(
+    host: Host, farm: Farm, limit: str, first: str, why: str
+) -> None:
+    index = farm.keys["index"]
+    key = f'[[key]]\nname = "index"\npublic = "{index.text}"\nroles = ["index"]\n{limit}\n'
+    host.policy(first=first.format(id=index.id), rest=f"{key}[index]\nthreshold = 1\n")
+    guard, path = Guard(read_policy(str(host.policy_file)), None), str(host.index.relative_to(host.store))
+    if not limit and not first:
+        assert guard.check_index(FileStore(host.store), path, host.index.read_bytes()) == []
+        return
+    with pytest.raises(TrustError, match="signed by 0 of the 1 keys") as caught:
+        guard.check_index(FileStore(host.store), path, host.index.read_bytes())
+    assert why in caught.value.why
 
 
 def test_an_index_must_be_signed_by_as_many_keys_as_the_policy_says(host: Host, farm: Farm) -> None:
