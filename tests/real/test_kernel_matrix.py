@@ -151,6 +151,61 @@ def test_with_another_python(tmp_path: Path, kernel_store: Stores, python: str) 
     assert (proof["status"], proof["compiler_runs"], len(proof["kernels"]["kernels"])) == ("proven", 0, 2)
 
 
+LOADER = """
+import json, os, sys, types
+site, children, asked = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+sys.path.insert(0, children)
+import compiler_doors, cutlass.cute, tvm_ffi
+sys.modules["torch"] = torch = types.ModuleType("torch")  # named by FlashInfer's tables of types, and not called
+torch.__getattr__ = lambda name: name
+for name in ("flashinfer", "flashinfer.jit"):  # its own files, but for what the packages import that needs torch
+    sys.modules[name] = package = types.ModuleType(name)
+    package.__path__ = [os.path.join(site, *name.split("."))]
+import flashinfer.jit.cute_dsl_core as core
+compiles = []
+compiler_doors.close(compiles)
+files = [f"{site}/flashinfer/{path}" for path in asked["key_files"]]
+def load(name):
+    return core.build_and_load_cute_dsl_kernel("b12x_moe", name, lambda: compiles.append(name), files)
+taken, counted = [callable(load(name)) for name in asked["kernels"]], len(compiles)
+os.unlink(asked["object"])  # and a compilation would be seen
+try:
+    load(os.path.basename(asked["object"]).removesuffix(".o"))
+except Exception:
+    pass
+print(json.dumps([sys.version_info[:2], taken, counted, len(compiles)]))
+"""
+
+
+def test_under_another_minor_version_of_python(tmp_path: Path, kernel_store: Stores) -> None:
+    """kcache itself and FlashInfer's own loader, in a Python of another minor version that has the compiler and no torch."""
+    python = Path(os.environ.get("KCACHE_TEST_DIR", "")) / "python" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("no other Python (ci/other-versions)")
+    site = tmp_path / "site"
+    site.mkdir()
+    for found in ("flashinfer", "flashinfer_python-*.dist-info", "torch-*.dist-info", "nvidia_cuda_runtime-*.dist-info"):
+        (path,) = Path(str(importlib.util.find_spec("flashinfer").origin)).parents[1].glob(found)  # type: ignore[union-attr]
+        (site / path.name).symlink_to(path)
+    container = Container(home=tmp_path / "home", site=(site,), python=str(python))
+    done = restore(container, kernel_store())
+    assert (done.code, done.document["compiles_avoided"]) == (0, 2), done.err
+    (manifest,) = kernel_store().glob("v1/env/*/*/entries/*/*.json")
+    document = json.loads(manifest.read_text())
+    names = [Path(artifact["path"]).stem for artifact in document["artifacts"]]
+    (tmp_path / "load.py").write_text(LOADER)
+    children = Path(__file__).parents[2] / "kcache" / "probe" / "children"
+    first = str(next(directory(container).glob("*.o")))
+    asked = json.dumps({"key_files": document["kernels"]["key_files"], "kernels": names, "object": first})
+    variables = {"CUTE_DSL_ARCH": "sm_120a", "FLASHINFER_CUDA_ARCH_LIST": "12.0f"}
+    command = [str(python), str(tmp_path / "load.py"), str(site), str(children), asked]
+    loaded = container.run(command, env=variables)
+    assert loaded.code == 0, loaded.err
+    version, taken, compiles, compiles_without_one = json.loads(loaded.out)
+    assert tuple(version) != sys.version_info[:2]
+    assert (taken, compiles, compiles_without_one) == ([True, True], 0, 1)
+
+
 @needs_root
 @pytest.mark.root
 def test_as_a_user_without_a_passwd_entry(
