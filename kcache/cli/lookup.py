@@ -103,6 +103,8 @@ def _tell(report: LookupReport) -> None:
         click.echo(f"{name}: {kind.status}")
         for reason in kind.reasons:
             click.echo(f"  {reason}")
+    for line in report.lacking:
+        click.echo(f"  {line}")
     if not report.candidates:
         click.echo("Nothing is published for this environment. The store has: " + (", ".join(report.environments) or "nothing"))
     for candidate in report.candidates[:SHOWN]:

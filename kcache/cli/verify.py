@@ -69,6 +69,8 @@ def _table(proof: dict[str, Any]) -> None:
         _kernels(kernels)
     if (programs := proof.get("programs")) is not None:
         _programs(programs)
+    if (tunings := proof.get("tunings")) is not None:
+        _tunings(tunings)
     click.echo(f"compiler runs: {proof['compiler_runs']}")
     for command_line in proof.get("compiler_commands", []):
         click.echo(f"  {command_line}")
@@ -96,3 +98,15 @@ def _programs(proof: dict[str, Any]) -> None:
         click.echo(f"  {line}")
     for line in proof["left_out"]:
         click.echo(f"  left to warmup: {line}")
+
+
+def _tunings(proof: dict[str, Any]) -> None:
+    found, results = (sum(tuning[name] for tuning in proof["tunings"]) for name in ("found", "results"))
+    click.echo(f"autotune: {found} of {results} results found; {proof['calls']} calls measured {proof['profiled']} candidates")
+    for tuning in proof["tunings"]:
+        if not tuning["accepted"]:
+            click.echo(f"  {tuning['tuning']}: {tuning['reason']}")
+    for line in proof["errors"]:
+        click.echo(f"  {line}")
+    for line in proof["left_out"]:
+        click.echo(f"  for an engine that is not here: {line}")

@@ -14,7 +14,7 @@ from typing import Any
 from kcache import fsops
 from kcache.archs import cute_dsl_arch
 from kcache.errors import CollectError, KcacheError, UsageError
-from kcache.kinds.autotune import SCHEMA, LeftOut
+from kcache.kinds.autotune import SCHEMA, TUNER_MODULES, LeftOut
 from kcache.kinds.autotune_entry import TuningBuild, file_groups, file_parts, store_parts
 from kcache.kinds.autotune_v1 import collect_files
 from kcache.kinds.autotune_v2 import collect
@@ -57,7 +57,7 @@ def collect_tunings(
         target: the environment that tuned.
         output: the directory for entries.
         model: that was tuned for; empty for results that suit every one.
-        modules, calls, seconds: see `kcache.kinds.autotune_entry.TuningBuild`.
+        modules, calls, seconds: see `kcache.kinds.autotune_entry.TuningBuild`; the tuner's own modules are not counted.
         provenance: what more to record.
 
     Raises:
@@ -102,7 +102,7 @@ def _build(
         cute_arch=cute_dsl_arch(archs[0]),
         sm_count=int(counts[archs[0]][0]),
         model=model,
-        modules=tuple(modules),
+        modules=tuple(name for name in modules if name not in TUNER_MODULES),
         calls=tuple(calls),
         seconds=seconds,
     )

@@ -110,7 +110,7 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
     Raises:
         ProbeError: the fresh process gave no answer.
     """
-    if not report.compiles_avoided:
+    if not report.compiles_avoided and not any(kind.entries for kind in report.kinds.values()):
         return report
     _, target = here(where, environ)
     proof = prove_restored(LocalCache(Path(report.cache_root)), target, {**environ, **report.env})
@@ -122,7 +122,7 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
 def why_unproven(proof: Mapping[str, Any]) -> str:
     """One line about a proof that failed; `kcache verify` has all of it."""
     lines = [f"{one['module']}: {one['error'] or 'not the restored library'}" for one in proof.get("modules", []) if _unused(one)]
-    for name, each in (("kernels", "kernel"), ("programs", "program")):
+    for name, each in (("kernels", "kernel"), ("programs", "program"), ("tunings", "tuning")):
         part = proof.get(name) or {}
         lines += [str(line).rstrip(".") for line in part.get("errors", [])]
         lines += [f"{one[each]}: {one['reason']}" for one in part.get(name, []) if not one["accepted"]]
@@ -209,13 +209,14 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
     present = present_view(cache, target) or {}
     modules, kernels = [str(module) for module in present.get("modules", [])], in_use(cache, target)
     programs = _programs_in_use(cache, target)
-    if not modules and not kernels and not programs:
+    tunings = _tunings_in_use(cache, target)
+    if not modules and not kernels and not programs and not tunings:
         raise ProbeError("nothing is restored for this environment", remedy="Run `kcache restore` first.")
     document: dict[str, Any] = {"view": present.get("view"), "status": "proven", "compiler_runs": 0}
     if policy is not None:
         from kcache.workflows.trusted import refused_entries
 
-        rooms = [present, *(cache.read(room, target.id) for room in ("kernels", "programs"))]
+        rooms = [present, *(cache.read(room, target.id) for room in ("kernels", "programs", "tunings"))]
         if refused := refused_entries(cache, rooms, policy):
             return document | {"status": "failed", "refused": refused}
     if modules:
@@ -234,6 +235,12 @@ def prove_restored(cache: LocalCache, target: Target, environ: Mapping[str, str]
         document["programs"] = proven.to_json()
         document["compiler_runs"] += proven.compiler_runs
         document["status"] = document["status"] if proven.proven else "failed"
+    if tunings:
+        from kcache.workflows.verify_tunings import prove_tunings
+
+        found = prove_tunings(target, environ, tunings)
+        document["tunings"] = found.to_json()
+        document["status"] = document["status"] if found.proven else "failed"
     try:
         cache.write("proofs", target.id, document)
     except (InstallError, TrustError):
@@ -247,6 +254,14 @@ def _programs_in_use(cache: LocalCache, target: Target) -> list[InstalledEntry]:
     from kcache.workflows.programs import programs_in_use
 
     return programs_in_use(cache, target)
+
+
+def _tunings_in_use(cache: LocalCache, target: Target) -> list[InstalledEntry]:
+    if cache.read("tunings", target.id) is None:
+        return []
+    from kcache.workflows.tunings import tunings_in_use
+
+    return tunings_in_use(cache, target)
 
 
 def run_proof(cache: LocalCache, target: Target, environ: Mapping[str, str], modules: Sequence[str]) -> Proof:

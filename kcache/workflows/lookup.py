@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kcache.advice import Advice, advise
 from kcache.errors import KcacheError, StoreError
 from kcache.index import IndexEntry
+from kcache.key import AUTOTUNE
 from kcache.manifest import Manifest
 from kcache.match import Check, match_key
 from kcache.report import ERROR, HIT, MISS, PARTIAL, KindReport, overall
@@ -25,6 +26,7 @@ from kcache.workflows.target import Target
 
 if TYPE_CHECKING:
     from kcache.trust.policy import Policy
+    from kcache.tuning_facts import TuningFacts
     from kcache.workflows.trusted import Guard
 
 
@@ -73,6 +75,7 @@ class CandidateReport:
 class LookupReport:
     """The answer to "would a restore hit here?". `candidates` are nearest first: fewest differing fields.
 
+    lacking:   where the tuner's results or the modules that they choose kernels of are there without the other, sentences.
     exit_code: the command's, where the status is none of hit, partial and miss.
     """
 
@@ -80,6 +83,7 @@ class LookupReport:
     kinds: dict[str, KindReport]
     candidates: tuple[CandidateReport, ...]
     environments: tuple[str, ...]
+    lacking: tuple[str, ...] = ()
     exit_code: int = 1
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +92,7 @@ class LookupReport:
             "kinds": {name: kind.to_json() for name, kind in sorted(self.kinds.items())},
             "candidates": [candidate.to_json() for candidate in self.candidates],
             "environments": list(self.environments),
+            "lacking": list(self.lacking),
         }
 
 
@@ -132,6 +137,7 @@ def lookup(store: Store, target: Target, *, asked: Wanted, strict: bool = False,
         kinds=reports,
         candidates=tuple(listed),
         environments=environments,
+        lacking=tuple(_lacking(target, own, listed, read, strict=strict)),
         exit_code=failed[0].exit_code if failed else 1,
     )
 
@@ -195,3 +201,35 @@ def _candidate(read: Callable[[IndexEntry], Manifest], target: Target, entry: In
         return CandidateReport(entry=entry, differs=(), error=str(error))
     explained = decision.checks if manifest.programs is not None else ()
     return CandidateReport(entry=entry, differs=decision.differs, explained=explained)
+
+
+def _lacking(
+    target: Target,
+    own: Sequence[IndexEntry],
+    listed: Sequence[CandidateReport],
+    read: Callable[[IndexEntry], Manifest],
+    *,
+    strict: bool,
+) -> list[str]:
+    """Where results of the tuner and the modules that they choose kernels of are not published together for this environment."""
+    tuned = [candidate for candidate in listed if candidate.entry.key.layout == AUTOTUNE and not candidate.error]
+    if not tuned:
+        return []
+    from kcache.workflows.tunings import lacking_modules
+
+    fitting = [entry.key for entry in own if match_key(entry.key, target.environment, strict=strict).accepted]
+    there = {module for key in fitting if key.layout != AUTOTUNE for module in key.modules}
+    facts = [(one.accepted, tunings) for one in tuned if (tunings := _tunings(read, one)) is not None]
+    said = lacking_modules([tunings for accepted, tunings in facts if accepted], there)
+    untuned = {module for accepted, tunings in facts if not accepted for module in tunings.modules} & there
+    untuned -= {module for accepted, tunings in facts if accepted for module in tunings.modules}
+    if untuned:
+        names = ", ".join(sorted(untuned))
+        said.append(f"{names} are there, and no tuning results that fit here: FlashInfer tunes, or takes its defaults")
+    return list(dict.fromkeys(said))
+
+
+def _tunings(read: Callable[[IndexEntry], Manifest], candidate: CandidateReport) -> TuningFacts | None:
+    with suppress(KcacheError):
+        return read(candidate.entry).tunings
+    return None

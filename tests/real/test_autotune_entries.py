@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuning_children import environ_of, replayed, tuned
+from entries import make_entry
+from tuning_children import environ_of, tuned
 
 from kcache.kinds import autotune_v2
 from kcache.kinds.autotune_v1 import parse_file
+from kcache.values import replace
+from kcache.workflows.build_tunings import collect_tunings
+from kcache.workflows.target import TargetRequest, find_target
 
 VLLM = "0" * 64 + "/autotune_configs_tp_0-1.json"
 
@@ -67,19 +71,23 @@ def test_tuning_results_are_restored_at_another_home_and_found_by_the_library(
     from importlib.metadata import version
 
     file = tmp_path / "home/.cache/vllm/flashinfer_autotune_cache" / version("flashinfer-python") / "90a" / VLLM
-    (found,) = (answer := replayed(server, stores=[{"root": None, "policy": {}, "keys": keys["v2"]}], files=[str(file)]))[
-        "stores"
-    ]
-    assert (found["hits"], found["missed"], found["skipped"]) == (2, [], 0)
-    assert [(one["loaded"], one["results"]) for one in answer["files"]] == [(True, 1)]
+    code, proof, errors = kcache(server, "verify", "--gpu", "h200")
+    assert (code, proof["status"]) == (0, "proven"), errors
+    told = proof["tunings"]
+    assert (told["profiled"], [(one["found"], one["results"]) for one in told["tunings"]]) == (0, [(2, 2), (1, 1)])
 
     # In use: another result of the server's own stays, and a result that is lost comes back.
-    theirs = tuned(server, [128], file=str(file), tactic=9)
+    own = parse_file(file.read_bytes())
+    (first,) = own.results.values()
+    theirs = replace(first, key=first.key.replace("((64, 64)", "((128, 64)"))
+    file.write_bytes(replace(own, results={theirs.key: theirs}).encode())
     lost = next(Path(autotune_v2.store_root(server, server["HOME"])).glob("v2/*/entries/*.json"))
     lost.unlink()
+    code, proof, _ = kcache(server, "verify", "--gpu", "h200")
+    assert (code, [one["accepted"] for one in proof["tunings"]["tunings"]]) == (1, [False, True])
     assert kcache(server, *restore)[0] == 0
     assert lost.exists()
-    assert set(parse_file(file.read_bytes()).results) == {*keys["v1"], *theirs}
+    assert set(parse_file(file.read_bytes()).results) == {*keys["v1"], theirs.key}
 
 
 @pytest.mark.real
@@ -103,3 +111,31 @@ def test_what_was_tuned_elsewhere_is_not_collected(published: tuple[Path, dict[s
     assert code != 0
     assert "gpu is NVIDIA H200" in errors + json.dumps(said)
     assert not list(tmp_path.glob("entries/*.json"))
+
+
+@pytest.mark.real
+def test_a_lookup_says_when_tuning_results_and_their_modules_are_not_there_together(
+    published: tuple[Path, dict[str, list[str]]], tmp_path: Path
+) -> None:
+    farm = at(published[0].parent / "farm")
+    target = find_target(TargetRequest(gpus=("h200",)), farm)
+    root = Path(autotune_v2.store_root(farm, farm["HOME"]))
+    done = collect_tunings([root], target, tmp_path / "entries", model="small/model", modules=("page", "trtllm_utils"))
+    assert [entry.model for entry in done.entries] == ["small/model"]
+    publish = ("publish", tmp_path / "entries", "--to", tmp_path / "store")
+    assert kcache(farm, *publish)[0] == 0
+
+    def lacking(gpu: str) -> list[str]:
+        said = kcache(farm, "lookup", "--from", tmp_path / "store", "--gpu", gpu)[1]
+        return [str(line) for line in said["lacking"]]
+
+    (line,) = lacking("h200")
+    assert line.endswith("are there, and the modules that they choose kernels of are not: page")
+    server = at(tmp_path / "home")
+    _, said, errors = kcache(server, "restore", "--from", tmp_path / "store", "--gpu", "h200")
+    assert (said["status"], [one for one in said["warnings"] if one.endswith("are not: page")] != []) == ("hit", True), errors
+    make_entry(tmp_path / "entries", {"page": b"p"}, kind="modules")
+    assert kcache(farm, *publish)[0] == 0
+    assert lacking("h200") == []
+    (line,) = lacking("h100")
+    assert line.startswith("page are there, and no tuning results that fit here")

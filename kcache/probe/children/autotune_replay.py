@@ -58,12 +58,17 @@ def _file(path: str) -> dict[str, Any]:
     from flashinfer.autotuner import AutoTuner
 
     tuner = AutoTuner.get()
-    before = len(tuner._file_configs)
+    before = dict(tuner._file_configs)
+    tuner._file_configs.clear()  # files of ranks hold the same keys: each is counted for itself
     try:
         taken = tuner.load_configs(path)
     except Exception as error:  # noqa: BLE001 - FlashInfer raises what it likes for a file that is none
+        tuner._file_configs.update(before)
         return {"path": path, "loaded": False, "results": 0, "error": f"{type(error).__name__}: {error}"[:300]}
-    return {"path": path, "loaded": bool(taken), "results": len(tuner._file_configs) - before, "error": ""}
+    found = len(tuner._file_configs)
+    for key, value in before.items():
+        tuner._file_configs.setdefault(key, value)
+    return {"path": path, "loaded": bool(taken), "results": found, "error": ""}
 
 
 def _calls(request: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
