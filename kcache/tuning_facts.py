@@ -22,12 +22,17 @@ from kcache.values import dataclass
 MODULE = "autotune"
 """What the key of such an entry has for its kind and its modules."""
 
-FLASHINFER, VLLM, SGLANG = "flashinfer", "vllm", "sglang"
-PLACES = (FLASHINFER, VLLM, SGLANG)
-"""Whose directory the results go to: FlashInfer's managed store (v2), or an engine's directory of JSON files (v1)."""
+FLASHINFER, VLLM, SGLANG, B12X = "flashinfer", "vllm", "sglang", "b12x"
+PLACES = (FLASHINFER, VLLM, SGLANG, B12X)
+"""Whose directory the results go to: FlashInfer's managed store (v2), an engine's directory of JSON files (v1), or the selection
+cache of the package b12x."""
 
 STORE_FILE = re.compile(r"entries/[0-9a-f]{24}\.json")
 """An artifact of an entry for FlashInfer's managed store."""
+
+SELECTIONS = "selections"
+SELECTION_FILE = re.compile(rf"{SELECTIONS}/[0-9a-f]{{64}}\.json")
+"""An artifact of an entry for b12x's selection cache."""
 
 FILES = "files"
 """The directory of an engine's files in an entry, by their paths below the engine's own root."""
@@ -109,6 +114,7 @@ class TuningFacts:
     place:       one of `PLACES`.
     host:        the environment that tuned; every field of it was found out.
     environment: as FlashInfer wrote it: of a store the document that names it, measurement policy and all; of files `_metadata`.
+                 Of b12x's choices `identity`, the JSON that names its file, and `package`, the fingerprint of that b12x.
     results:     how many there are.
     operations:  FlashInfer's names of the operations that were tuned.
     modules:     JIT modules that these operations load: the results are of use where these are built or restored too.
@@ -184,7 +190,15 @@ def check_tuning_facts(facts: TuningFacts, key: EntryKey, artifacts: Mapping[str
     for name, fact in facts.host.fields.items():
         if fact.undetermined:
             problems.append(f"tunings.host.fields.{name}: it was not found out")
+    if facts.place == B12X and set(facts.environment) != {"identity", "package"}:
+        problems.append("tunings.environment: not an identity and a package, as b12x's choices have")
     for number, path in enumerate(artifacts):
-        own = STORE_FILE.fullmatch(path) if facts.place == FLASHINFER else path.startswith(f"{FILES}/") and path.endswith(".json")
-        if not own:
+        if not _own(facts.place, path):
             problems.append(f"artifacts[{number}].path: not a file of tuning results of {facts.place}")
+
+
+def _own(place: str, path: str) -> bool:
+    """Whether an artifact of this path may be in an entry for a place."""
+    if place in (FLASHINFER, B12X):
+        return (STORE_FILE if place == FLASHINFER else SELECTION_FILE).fullmatch(path) is not None
+    return path.startswith(f"{FILES}/") and path.endswith(".json")

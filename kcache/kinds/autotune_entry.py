@@ -11,18 +11,22 @@ from typing import Any
 
 from kcache import digest
 from kcache.errors import CollectError
-from kcache.key import AUTOTUNE, EntryKey, Environment
+from kcache.key import AUTOTUNE, EntryKey, Environment, known
 from kcache.kinds.autotune_places import parse_sglang_path, parse_vllm_path
 from kcache.kinds.autotune_v1 import CollectedFile
 from kcache.kinds.autotune_v2 import TuningStore
+from kcache.kinds.b12x_selections import Selections, serialise
 from kcache.kinds.nvcc_modules import EntryParts, required
 from kcache.manifest import Artifact
 from kcache.tuning_facts import (
+    B12X,
     FILES,
     FLASHINFER,
     MODULE,
+    SELECTIONS,
     SGLANG,
     VLLM,
+    Stack,
     TuningFacts,
     TuningHost,
     environment_digest,
@@ -111,6 +115,49 @@ def file_parts(build: TuningBuild, group: FileGroup) -> tuple[EntryParts, dict[s
     results = [result for one in group.files.values() for result in one.file.results.values()]
     operations = {result.operation for result in results}
     return _parts(build, group.variant, _facts(build, group.place, metadata, operations, len(results)), files), files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionBuild:
+    """Where choices of the package b12x were measured.
+
+    farm:      the environment: version of FlashInfer, machine, Python.
+    cuda:      the release of its CUDA runtime, such as `13.0`.
+    cute_arch: of the GPU that the choices name, such as `sm_120a`.
+    package:   fingerprint of its b12x.
+    """
+
+    farm: Environment
+    cuda: str
+    cute_arch: str
+    package: str
+
+
+def selection_parts(build: SelectionBuild, selections: Selections) -> tuple[EntryParts, dict[str, bytes]]:
+    """The parts of the entry of one file of b12x's choices. Raises as `store_parts`."""
+    if not selections.records:
+        raise CollectError("no choice is in it")
+    files = {f"{SELECTIONS}/{selections.name}": serialise(selections)}
+    python = required("python.abi", build.farm.fact("python.abi"))
+    facts = TuningFacts(
+        place=B12X,
+        host=TuningHost(fields={"package": known(build.package)}, stack=Stack(wheels={}, python=python, tvm_ffi="")),
+        environment=selection_environment(selections.identity, build.package),
+        results=len(selections.records),
+    )
+    farm = TuningBuild(
+        farm=build.farm,
+        host=facts.host,
+        cuda=build.cuda,
+        cute_arch=build.cute_arch,
+        sm_count=int(selections.identity["sm_count"]),
+    )
+    return _parts(farm, f"{B12X}-{selections.name[:8]}", facts, files), files
+
+
+def selection_environment(identity: Mapping[str, Any], package: str) -> dict[str, str]:
+    """`TuningFacts.environment` of b12x's choices."""
+    return {"identity": digest.canonical_json(dict(identity)).decode(), "package": package}
 
 
 def _facts(build: TuningBuild, place: str, environment: Mapping[str, str], operations: set[str], results: int) -> TuningFacts:

@@ -27,7 +27,7 @@ _RULE_PARTS = (
 )  # fmt: skip
 """What decides about names, places and manifests in `_lib/compiler.py`."""
 
-_RULES = ("cec562cd11b6fd79", "647afaaaabafd399")
+RULES = ("cec562cd11b6fd79", "647afaaaabafd399")
 """Digests (`rule_digest`) of the texts that `kcache.kinds.b12x_key` and `b12x_compile` know: PyPI's 1.5.1, and the copy in
 FlashInfer 0.7.4, which is the same code in other lines."""
 
@@ -70,7 +70,7 @@ def read_package(root: str, *, embedded: bool = False) -> B12xPackage:
         ProbeError: it cannot be read, or its rule for keys is not one that is known here.
     """
     found = rule_digest(root)
-    if found not in _RULES:
+    if found not in RULES:
         raise ProbeError(
             "this b12x names its programs in another way",
             why=f"{root}/_lib/compiler.py has a rule with digest {found}, which this kcache does not know",
@@ -78,7 +78,7 @@ def read_package(root: str, *, embedded: bool = False) -> B12xPackage:
         )
     whole = hashlib.sha256()
     files = {}
-    for path in _package_files(root):
+    for path in package_paths(root):
         try:
             with open(f"{root}/{path}", "rb") as stream:
                 data = stream.read()
@@ -89,7 +89,7 @@ def read_package(root: str, *, embedded: bool = False) -> B12xPackage:
     return B12xPackage(root=root, embedded=embedded, files=files, fingerprint=whole.hexdigest())
 
 
-def _package_files(root: str) -> list[str]:
+def package_paths(root: str) -> list[str]:
     """Every file that b12x hashes, in its order (that of pathlib: by parts)."""
     found = []
     for folder, directories, names in os.walk(root):

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kcache import digest
 from kcache.archs import capability
-from kcache.errors import KcacheError
+from kcache.errors import InstallError, KcacheError, TrustError
 from kcache.kinds.b12x_compile import compile_cache_directory
 from kcache.kinds.b12x_key import Payload, Target, match_program, parse_payload
-from kcache.kinds.b12x_package import B12xPackage, differing_files
+from kcache.kinds.b12x_package import RULES, B12xPackage, differing_files, find_package, package_paths, read_package
 from kcache.kinds.triton_groups import Facts, switches_of, triton_cache_directory
 from kcache.manifest import Manifest
 from kcache.match import EQUAL, Check, Decision
@@ -26,7 +28,9 @@ from kcache.workflows.b12x_target import host_package, host_target
 
 if TYPE_CHECKING:
     from kcache.key import EntryKey
+    from kcache.local_cache import LocalCache
     from kcache.probe.host import Host
+    from kcache.probe.packages import Interpreter
 
 PACKAGE = "b12x.package"
 
@@ -34,8 +38,10 @@ PACKAGE = "b12x.package"
 class B12xHost:
     """A host's b12x; what costs time is found out once."""
 
-    def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
+    def __init__(self, host: Host, environ: Mapping[str, str], cache: LocalCache | None = None) -> None:
+        """cache: remembers what the package's files are, by their identities."""
         self._host = host
+        self._cache = cache
         self._package: B12xPackage | None = None
         self._targets: dict[tuple[tuple[int, int], int], Target] = {}
         self.environ = environ
@@ -44,7 +50,8 @@ class B12xHost:
     def package(self) -> B12xPackage:
         """Raises: ProbeError: there is none, or its rule for keys is not known."""
         if self._package is None:
-            self._package = host_package(self._host.paths.interpreter)
+            interpreter = self._host.paths.interpreter
+            self._package = host_package(interpreter) if self._cache is None else remembered_package(self._cache, interpreter)
         return self._package
 
     def target(self, key: EntryKey) -> Target:
@@ -74,6 +81,41 @@ class B12xHost:
     def triton_cache(self) -> Path:
         """Where Triton looks for programs. Raises: IntegrityError: nothing says so."""
         return Path(triton_cache_directory(self.environ))
+
+
+ROOM = "b12x"
+"""Below the cache root: what each package's files were when they were read last."""
+
+
+def remembered_package(cache: LocalCache, interpreter: Interpreter) -> B12xPackage:
+    """`host_package`, without reading five hundred files that have not changed since: the same paths, and of each the size,
+    times, inode and device. A cache that cannot be written is no obstacle: the files are read again."""
+    found = find_package(interpreter.search_path)
+    if found is None:
+        return host_package(interpreter)
+    root, embedded = found
+    name = digest.of_bytes(root.encode()).removeprefix("sha256:")[:16]
+    # Taken before the files are read: a change in between is noticed the next time.
+    state = {"root": root, "rules": list(RULES), "files": _identities(root)}
+    known = cache.read(ROOM, name)
+    if known is not None and all(known.get(part) == value for part, value in state.items()):
+        with suppress(KeyError, TypeError, AttributeError):
+            files = {path: str(sha256) for path, sha256 in known["digests"].items()}
+            return B12xPackage(root=root, embedded=embedded, files=files, fingerprint=str(known["fingerprint"]))
+    package = read_package(root, embedded=embedded)
+    with suppress(InstallError, TrustError):
+        cache.write(ROOM, name, {**state, "digests": dict(package.files), "fingerprint": package.fingerprint})
+    return package
+
+
+def _identities(root: str) -> dict[str, list[int]]:
+    """Of each file that b12x hashes; one that is gone meanwhile has none, and the package is read."""
+    found = {}
+    for path in package_paths(root):
+        with suppress(OSError):
+            one = os.stat(f"{root}/{path}")  # what a link leads to counts  # noqa: PTH116
+            found[path] = [one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_dev]
+    return found
 
 
 def triton_text(packages: Packages) -> str:

@@ -22,13 +22,14 @@ from kcache.kinds.nvcc_modules import EntryParts, required
 from kcache.match import sm_count_fact
 from kcache.tuning_facts import MODULE
 from kcache.values import dataclass
+from kcache.workflows import selections
 from kcache.workflows.build_entries import FAILED, EntryReport, write_parts
 from kcache.workflows.target import Target
 
 DEPTH = 8
 """Segments below a directory in which files of engines are looked for: any directory above an engine's root may be named."""
 
-_REMEDY = "Name FlashInfer's store (it has a directory v2), or a directory in which vLLM or SGLang keep such files."
+_REMEDY = "Name FlashInfer's store (it has a directory v2), a directory with files of vLLM or SGLang, or b12x's compile cache."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def collect_tunings(
     """Writes an entry for each managed store, and for the files of each configuration of an engine.
 
     Args:
-        directories: roots of FlashInfer's managed store, or directories with files of engines below them.
+        directories: roots of FlashInfer's managed store, directories with files of engines below them, or b12x's compile cache.
         target: the environment that tuned.
         output: the directory for entries.
         model: that was tuned for; empty for results that suit every one.
@@ -66,13 +67,17 @@ def collect_tunings(
         CollectError: nothing in the directories may be published; every reason is in the message.
         TrustError: someone else could change a directory.
     """
-    build = _build(target, model=model, modules=modules, calls=calls, seconds=seconds)
+    build: TuningBuild | None = None
     made: list[tuple[EntryParts, dict[str, bytes]]] = []
     left_out: list[LeftOut] = []
     for directory in directories:
         if not directory.is_dir():
             raise UsageError(f"{directory} is no directory", remedy=_REMEDY)
-        found, lost = _read(build, Path(directory))
+        if (choices := selections.directory_of(directory)) is not None:
+            found, lost = selections.collect(choices, target)
+        else:
+            build = build or _build(target, model=model, modules=modules, calls=calls, seconds=seconds)
+            found, lost = _read(build, Path(directory))
         made += found
         left_out += lost
     if not made:
@@ -80,7 +85,7 @@ def collect_tunings(
         more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
         raise CollectError("no tuning result can be published from here", why=f"{reasons}{more}", remedy=_REMEDY)
     output.mkdir(parents=True, exist_ok=True)
-    recorded = {"gpu": build.host.written().get("gpu", ""), **(provenance or {})}
+    recorded = {**({"gpu": build.host.written().get("gpu", "")} if build is not None else {}), **(provenance or {})}
     return TuningsReport(entries=tuple(_write(output, *one, recorded) for one in made), left_out=tuple(left_out))
 
 

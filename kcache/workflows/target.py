@@ -56,6 +56,7 @@ class Target:
         self.exports = dict(exports or {})
         self._host = host
         self._memo: SourceMemo | None = None
+        self._cache: LocalCache | None = None
         self._libraries = dict(environment.libraries)
         self._compiler_facts: Mapping[str, Fact] = {}
         self._b12x: B12xHost | None = None
@@ -68,7 +69,8 @@ class Target:
         return self._host is not None
 
     def remember_in(self, cache: LocalCache) -> None:
-        """Uses the cache's memo of source digests from now on."""
+        """Uses the cache's memos of what files are from now on."""
+        self._cache = cache
         if self._host is not None and self._host.paths.flashinfer is not None:
             self._memo = SourceMemo(cache, Path(self._host.paths.flashinfer))
 
@@ -181,7 +183,7 @@ class Target:
         if self._b12x is None and self._host is not None:
             from kcache.workflows.b12x_host import B12xHost
 
-            self._b12x = B12xHost(self._host, self.process_environ)
+            self._b12x = B12xHost(self._host, self.process_environ, self._cache)
         return self._b12x
 
     def _compiler(self) -> Mapping[str, Fact]:

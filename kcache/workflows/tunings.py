@@ -23,8 +23,9 @@ from kcache.kinds.autotune import check_store_rule
 from kcache.kinds.autotune_places import sglang_root, vllm_root
 from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.match import EQUAL, Check, Decision
-from kcache.tuning_facts import FILES, FLASHINFER, VLLM, TuningFacts, TuningHost
+from kcache.tuning_facts import B12X, FILES, FLASHINFER, VLLM, TuningFacts
 from kcache.values import dataclass
+from kcache.workflows import selections
 from kcache.workflows.outcome import Placement
 from kcache.workflows.target import Target
 
@@ -34,6 +35,8 @@ ROOM = "tunings"
 
 def decide(target: Target, facts: TuningFacts, *, strict: bool) -> Decision:
     """Whether an entry's results may be used; a host that cannot be asked, or whose FlashInfer is not known, is a refusal."""
+    if facts.place == B12X:
+        return selections.decide(target, facts)
     try:
         host = target.tuning_host()
     except ProbeError as error:
@@ -57,6 +60,8 @@ def place_root(target: Target, place: str) -> Path | None:
         ProbeError: it is not known where.
     """
     environ = target.process_environ
+    if place == B12X:
+        return selections.root_of(target)
     if place == FLASHINFER:
         if target.base is None and not environ.get("FLASHINFER_AUTOTUNE_CACHE_DIR"):
             raise ProbeError("it is not known where FlashInfer's cache lies", remedy="Restore on the host that will use it.")
@@ -120,13 +125,13 @@ def _place(cache: LocalCache, target: Target, entry: InstalledEntry, timeout: fl
     root = place_root(target, facts.place)
     if root is None:
         return False, (f"tuning results for {facts.place} are kept in the cache alone: {facts.place} is not installed here",)
-    host = target.tuning_host()
-    state = {"root": str(root), "fields": host.written()}
+    fields = facts.environment if facts.place == B12X else target.tuning_host().written()
+    state = {"root": str(root), "fields": dict(fields)}
     place = "at-" + digest.of_document([entry.manifest.fingerprint, str(root)]).removeprefix("sha256:")[:16]
     if _in_place(cache.read(ROOM, place), state):
         return False, ()
-    put: Callable[..., _Done] = _put_store if facts.place == FLASHINFER else _put_files
-    done = put(target, host, entry, root, timeout)
+    put: Callable[..., _Done] = {FLASHINFER: _put_store, B12X: _put_selections}.get(facts.place, _put_files)
+    done = put(target, entry, root, timeout)
     identities = {str(path): found.to_json() for path in done.files if (found := Identity.of(path)) is not None}
     _remember(cache, place, {**state, "files": identities})
     return done.changed, done.notes
@@ -162,9 +167,14 @@ def files_of(entry: InstalledEntry) -> dict[str, autotune_v1.TuningFile]:
     return {path: autotune_v1.parse_file(_bytes(entry.directory / FILES / path)) for path in paths}
 
 
-def _put_store(target: Target, host: TuningHost, entry: InstalledEntry, root: Path, timeout: float) -> _Done:
+def _put_selections(_target: Target, entry: InstalledEntry, root: Path, timeout: float) -> _Done:
+    files, changed, notes = selections.put(entry, root, timeout)
+    return _Done(files=files, changed=changed, notes=notes)
+
+
+def _put_store(target: Target, entry: InstalledEntry, root: Path, timeout: float) -> _Done:
     check_store_rule(target.flashinfer_package or "")
-    store = autotune_v2.relocated(store_of(entry), host)
+    store = autotune_v2.relocated(store_of(entry), target.tuning_host())
     placed = autotune_v2_install.install(root, store)
     if lost := autotune_v2_install.accepted(root, store):
         raise InstallError(f"{root} was changed while tuning results were placed", why=f"{lost[0]} is not there")
@@ -177,10 +187,10 @@ def _put_store(target: Target, host: TuningHost, entry: InstalledEntry, root: Pa
     return _Done(files=(placed.directory / autotune_v2.MANIFEST, *files), changed=bool(placed.written), notes=tuple(notes))
 
 
-def _put_files(target: Target, host: TuningHost, entry: InstalledEntry, root: Path, timeout: float) -> _Done:
+def _put_files(target: Target, entry: InstalledEntry, root: Path, timeout: float) -> _Done:
     files, notes, changed = [], [], False
     for path, file in files_of(entry).items():
-        placed = autotune_v1.install(root / path, autotune_v1.relocated(file, host), timeout=timeout)
+        placed = autotune_v1.install(root / path, autotune_v1.relocated(file, target.tuning_host()), timeout=timeout)
         if placed.how == autotune_v1.REFUSED:
             raise InstallError(f"tuning results are not merged into {root / path}", why=placed.why)
         if placed.set_aside:

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,7 +22,6 @@ from kcache.errors import ProbeError
 from kcache.gpu_products import GpuProduct, product
 from kcache.kinds.b12x_compile import Collected, Program, accepted, collect, for_target, install
 from kcache.kinds.b12x_key import Target, environment_key, expected_payload, match_program
-from kcache.kinds.b12x_selections import Selections, collect_selections, identity_of, install_selections
 from kcache.kinds.triton_groups import collect_groups, install_group
 from kcache.probe.packages import interpreter_at
 from kcache.workflows.b12x_build import (
@@ -319,51 +317,3 @@ def test_flashinfers_copy_is_compiled_and_found_in_the_same_way(tmp_path: Path) 
     assert not answer.failed
     assert check_programs(run).proven
     assert not collect(Path(answer.compile_cache)).left_out
-
-
-_SELECT = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-import described_gpu
-gpu = json.loads(sys.argv[2])
-described_gpu.install(gpu, "13.0")
-from contextlib import contextmanager
-import torch
-@contextmanager
-def scope(device):
-    yield
-torch.cuda.device = scope
-from b12x.preparation._cache import SelectionCache, cache_identity
-cache = SelectionCache(sys.argv[3], cache_identity({}, 0))
-coverage = {"cartesian_count": 3, "legal_count": 3, "effective_count": 2, "measured_count": 2}
-if len(sys.argv) > 4:
-    from b12x._lib.compile_plan import ProgramKey
-    cache.save(sys.argv[4], assignment={"backend": "micro"}, config={"backend": "micro"}, coverage=coverage,
-               programs=[ProgramKey("cute", "ab" * 32)])
-print(json.dumps({"identity": cache.identity, "path": str(cache.path), "records": cache.records}))
-"""
-
-
-def select(directory: Path, name: str, *words: str) -> dict[str, Any]:
-    """What b12x's own selection cache says on a GPU of this product name."""
-    gpu = GPU.describe() | {"name": name}
-    command = [sys.executable, "-c", _SELECT, str(CHILDREN), json.dumps(gpu), str(directory), *words]
-    done = subprocess.run(command, env=environ_of(directory), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def test_two_product_names_of_one_chip_share_selections(tmp_path: Path) -> None:
-    """Case B37, and that b12x reads back what kcache merged."""
-    said = select(tmp_path / "a", GPU.name, "first")
-    identity = identity_of(GPU.capability, GPU.sm_count, {})
-    assert said["identity"] == identity
-    (found,), left_out = collect_selections(tmp_path / "a")
-    assert not left_out
-    assert found == Selections(identity=identity, records=said["records"])
-    assert Path(said["path"]).name == found.name
-    select(tmp_path / "b", GPU.aliases[0], "second")
-    assert install_selections(tmp_path / "b", found, timeout=10).added == ("first",)
-    there = select(tmp_path / "b", GPU.aliases[1])
-    assert set(there["records"]) == {"first", "second"}
-    assert Path(there["path"]).name == found.name

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,10 @@ import pytest
 from kcache.errors import ProbeError
 from kcache.kinds import b12x_package
 from kcache.kinds.b12x_package import differing_files, find_package, read_package, rule_digest
+from kcache.local_cache import LocalCache
+from kcache.probe.packages import this_interpreter
+from kcache.values import replace
+from kcache.workflows import b12x_host
 
 
 def make(site: Path, name: str = "b12x", compiler: str = "def _cache_prefix(key):\n    return key\n") -> Path:
@@ -23,7 +29,7 @@ def make(site: Path, name: str = "b12x", compiler: str = "def _cache_prefix(key)
 @pytest.fixture
 def known_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = make(tmp_path)
-    monkeypatch.setattr(b12x_package, "_RULES", (rule_digest(str(root)),))
+    monkeypatch.setattr(b12x_package, "RULES", (rule_digest(str(root)),))
     return root
 
 
@@ -82,3 +88,52 @@ def test_flashinfers_copy_is_found_behind_its_small_package(tmp_path: Path) -> N
 
 def test_files_that_differ_are_named() -> None:
     assert differing_files({"a": "1", "b": "1", "c": "1"}, {"a": "1", "b": "2", "d": "1"}) == ("b", "c", "d")
+
+
+def rewritten(path: Path) -> None:
+    path.write_bytes(b"new")
+
+
+def replaced_with_its_time(path: Path) -> None:
+    """As an installer does that keeps times: only the inode and the change time tell."""
+    times = path.stat()
+    path.with_name("other").write_bytes(path.read_bytes()[:-1] + b"\t")
+    os.utime(path.with_name("other"), ns=(times.st_atime_ns, times.st_mtime_ns))
+    path.with_name("other").replace(path)
+
+
+def joined_by_another(path: Path) -> None:
+    path.with_name("another.py").write_bytes(b"new")
+
+
+@pytest.mark.parametrize("change", [rewritten, replaced_with_its_time, joined_by_another, Path.unlink])
+def test_a_package_is_read_once_and_again_after_any_change(
+    known_rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
+    (known_rule / "moe.py").write_bytes(b"code\n")
+    interpreter = replace(this_interpreter(), search_path=(str(known_rule.parent),))
+    cache = LocalCache(tmp_path / "cache")
+    first = b12x_host.remembered_package(cache, interpreter)
+    reads: list[str] = []
+
+    def counted(root: str, *, embedded: bool = False) -> b12x_package.B12xPackage:
+        reads.append(root)
+        return read_package(root, embedded=embedded)
+
+    monkeypatch.setattr(b12x_host, "read_package", counted)
+    assert b12x_host.remembered_package(cache, interpreter) == first
+    assert reads == []
+    change(known_rule / "moe.py")
+    assert b12x_host.remembered_package(cache, interpreter) == read_package(str(known_rule))
+    assert len(reads) == 1
+
+
+def test_a_rule_that_a_newer_kcache_no_longer_knows_is_not_remembered(
+    known_rule: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = replace(this_interpreter(), search_path=(str(known_rule.parent),))
+    b12x_host.remembered_package(LocalCache(tmp_path / "cache"), interpreter)
+    for module in (b12x_host, b12x_package):
+        monkeypatch.setattr(module, "RULES", ("another",))
+    with pytest.raises(ProbeError, match="in another way"):
+        b12x_host.remembered_package(LocalCache(tmp_path / "cache"), interpreter)
