@@ -24,6 +24,7 @@ from small_models import small_manifest
 
 from kcache.fsops import Identity
 from kcache.gpu_products import product
+from kcache.recipe import read_recipe
 
 pytestmark = [
     pytest.mark.real,
@@ -405,6 +406,26 @@ def test_linear_attention_for_hopper_from_its_shipped_manifest(tmp_path: Path, b
     kernels = done.document["proof"]["kernels"]
     assert (kernels["status"], kernels["compiler_runs"], len(kernels["kernels"])) == ("proven", 0, 1)
     assert any("CPDeltaRulePrefillSm90" in line for line in kernels["left_out"])
+
+
+def test_every_token_count_of_a_shipped_manifest_is_served_without_a_compilation(
+    tmp_path: Path, build_cache: Path, build_store: Callable[[Path], Path]
+) -> None:
+    """The manifest as it is shipped, of those with b12x kernels the one with the fewest; in another home and site-packages."""
+    path = Path(__file__).parents[2] / "manifests" / "qwen3-next-80b-a3b.toml"
+    words = ["build", "--manifest", str(path), "--kinds", "b12x-moe", "--gpu", GPU, "-o", str(build_cache / "kernels-shipped")]
+    with (build_cache / "kernels-shipped.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = subprocess.run([sys.executable, "-m", "kcache", *words], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    container = Container(home=tmp_path / "home", site=(copy_flashinfer(tmp_path / "elsewhere"),))
+    done = restore(container, build_store(build_cache / "kernels-shipped"), "--prove")
+    assert done.code == 0, done.out + done.err
+    tokens = read_recipe(str(path)).tokens
+    counts = {*tokens.capture, tokens.maximum}
+    proof = done.document["proof"]["kernels"]
+    assert (proof["status"], proof["calls"], proof["compiler_runs"]) == ("proven", len(counts), 0)
+    assert len(proof["kernels"]) == done.document["compiles_avoided"] > 2
 
 
 def test_of_several_models_one_has_to_be_named(tmp_path: Path, kernel_store: Stores, build_cache: Path) -> None:
