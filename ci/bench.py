@@ -34,16 +34,16 @@ class Sample:
     peak: int
 
 
-def run(command: Sequence[str], environ: dict[str, str]) -> Sample:
-    """One process from start to end."""
+def run(command: Sequence[str], environ: dict[str, str], *, directory: Path | None = None, codes: Sequence[int] = (0,)) -> Sample:
+    """One process from start to end, which must end with one of `codes`."""
     started = time.perf_counter()
-    process = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, env=environ, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     said = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     seconds = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode not in codes:
         sys.exit(f"{' '.join(command)} ended with {process.returncode}: {said.decode()}")
     return Sample(seconds=seconds, peak=usage.ru_maxrss * MAX_RSS_KIB)
 

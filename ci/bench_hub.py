@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 
 from ci.bench import KCACHE, Bench, Sample, pairs, run, spread
 from ci.fleet import REPO, publish
-from kcache import digest, index, manifest
+from kcache import archive, digest, index, index_parts, manifest
 from kcache.key import EntryKey
+from kcache.manifest import module_artifact_path
 from kcache.values import replace
+from kcache.workflows.build_output import build_name
+
+if TYPE_CHECKING:
+    from hub.process import HubProcess
 
 REPOSITORY = Path(__file__).parents[1]
 MANY, ELSEWHERE = 100_000, 100
 """Entries of other environments, and how many those are."""
+
+FEW = 10
+ARCHS = ("90a", "75", "80", "86", "89", "100a", "103a", "110a", "120f", "121a")
+"""The first is for models that nobody asks for."""
 
 BY_HUB = """
 import subprocess, sys
@@ -28,37 +39,94 @@ for path in sys.argv[2:]:
 """
 
 
+SIZES = (10, 100, 500)
+"""Megabytes of archives, about, that are restored over loopback."""
+
+LARGE_ENOUGH = 8 << 20
+"""Bytes of modules from which archives of any size can be made: zstd looks back 4 MiB, so it does not see that they repeat."""
+
+
 def over_loopback(bench: Bench, stack: ExitStack) -> None:
-    """A local Hub with what the store has: restored by kcache, by curl, and by huggingface_hub."""
+    """A local Hub with what the store has, and with more of the same bytes: restored by kcache, curl, huggingface_hub."""
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from hub.process import local_hub
 
     hub = stack.enter_context(local_hub(bench.scratch / "hub"))
-    publish(hub, bench.store, bench.scratch)
-    paths = [str(path.relative_to(bench.store)) for path in sorted((bench.store / "v1" / "archives").rglob("*.tar.zst"))]
+    repos = {REPO: bench.store} | {f"farm/of-{size}": made for size in SIZES if (made := enlarged(bench, size)) is not None}
+    for repo, store in repos.items():
+        publish(hub, store, bench.scratch, repo=repo)
+        compare(bench, hub, repo, store)
+
+
+def compare(bench: Bench, hub: HubProcess, repo: str, store: Path) -> None:
+    """The rows of one repository."""
+    paths = [str(path.relative_to(store)) for path in sorted((store / "v1" / "archives").rglob("*.tar.zst"))]
+    size = sum((store / path).stat().st_size for path in paths) / 1e6
 
     def environ(home: Path) -> dict[str, str]:
         return {**bench.environ(home), "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
 
-    def ours() -> Sample:
-        return run([*KCACHE, "restore", "--from", f"hf://{REPO}", "--arch", bench.arch], environ(bench.fresh()))
-
-    def curl() -> Sample:
+    def timed(command: list[str]) -> Sample:
         home = bench.fresh()
-        lines = [f"curl -sfL {hub.endpoint}/{REPO}/resolve/main/{path} | zstd -dc | tar x -C '{home}'" for path in paths]
-        return run(["/bin/sh", "-c", " && ".join(lines)], environ(home))
+        sample = run(command, environ(home), directory=home)
+        shutil.rmtree(home)
+        return sample
 
-    def by_hub() -> Sample:
-        home = bench.fresh()
-        return run(["/bin/sh", "-c", f'cd "$HOME" && exec {sys.executable} -c "$0" "$@"', BY_HUB, REPO, *paths], environ(home))
-
+    restore = [*KCACHE, "restore", "--from", f"hf://{repo}", "--arch", bench.arch]
+    piped = " && ".join(f"curl -sfL {hub.endpoint}/{repo}/resolve/main/{path} | zstd -dc | tar x" for path in paths)
     hub.requests()
-    ours()
+    timed(restore)
     asked = [line for line in hub.requests() if line["port"] == "hub"]
     api = sum(line["path"].startswith("/api/") for line in asked)
-    bench.rows.append(("requests of a cold container", f"{len(asked)}, of them {api} to the API", "", "", "3 and 0"))
-    bench.add("restore over loopback / curl | zstd -dc | tar x", *pairs(ours, curl, bench.runs), 1.5)
-    bench.add("restore over loopback / hf_hub_download + untar", *pairs(ours, by_hub, bench.runs), 1.0)
+    name = f"{size:.1f} MB over loopback"
+    bench.rows.append((f"{name}: requests of a cold container", f"{len(asked)}, of them {api} to the API", "", "", "3 and 0"))
+    ours, curl = pairs(partial(timed, restore), partial(timed, ["/bin/sh", "-c", piped]), bench.runs)
+    bench.add(f"{name}: restore / curl | zstd -dc | tar x", ours, curl, 1.5)
+    by_hub = [sys.executable, "-c", BY_HUB, repo, *paths]
+    again, theirs = pairs(partial(timed, restore), partial(timed, by_hub), bench.runs)
+    bench.add(f"{name}: restore / hf_hub_download + untar", again, theirs, 1.0)
+    floor(bench, [store / path for path in paths], restore, environ(bench.scratch))
+
+
+def enlarged(bench: Bench, megabytes: int) -> Path | None:
+    """A store with one entry of about that size, of the store's own modules again and again; None where those are too small."""
+    like, libraries = largest(bench)
+    each = sum(path.stat().st_size for path in libraries)
+    if each < LARGE_ENOUGH:
+        bench.rows.append((f"{megabytes} MB over loopback", "not measured: give --store with larger modules", "", "", ""))
+        return None
+    copies = max(1, round(megabytes * 1e6 / like.archive.size))
+    files = {f"m{n}_{path.stem}": path for n in range(copies) for path in libraries}
+    out, store = bench.scratch / f"of-{megabytes}", bench.scratch / f"store-of-{megabytes}"
+    out.mkdir()
+    store.mkdir()
+    known = {PurePath(artifact.path).stem: artifact for artifact in like.artifacts}
+    places = {module_artifact_path(name): (name, path) for name, path in files.items()}
+    facts = archive.pack({place: path for place, (_, path) in places.items()}, out / "entry")
+    made = replace(
+        like,
+        key=replace(like.key, modules=tuple(sorted(files))),
+        artifacts=tuple(replace(known[path.stem], path=place) for place, (_, path) in sorted(places.items())),
+        archive=facts,
+        build_seconds=dict.fromkeys(files, 1.0),
+    )
+    (out / "entry").rename(out / f"{build_name(made.key)}.tar.zst")
+    (out / f"{build_name(made.key)}.json").write_bytes(made.encode())
+    run([*KCACHE, "publish", str(out), "--to", str(store)], bench.environ(bench.scratch))
+    shutil.rmtree(out)
+    return store
+
+
+def largest(bench: Bench) -> tuple[manifest.Manifest, list[Path]]:
+    """The manifest of the store's largest entry, and its unpacked libraries."""
+    found = [manifest.parse_manifest(path.read_bytes()) for path in (bench.store / "v1" / "env").glob("*/*/entries/*/*.json")]
+    like = max(found, key=lambda one: one.archive.size)
+    target = bench.scratch / "unpacked"
+    if not target.exists():
+        target.mkdir()
+        archived = bench.store / index.archive_path(like.archive.sha256)
+        subprocess.run(["/bin/sh", "-c", 'zstd -dc "$0" | tar x', str(archived)], cwd=target, check=True)
+    return like, sorted(target.rglob("*.so"))
 
 
 def many_entries(bench: Bench) -> None:
@@ -99,17 +167,67 @@ def crowd(store: Path, like: manifest.Manifest, many: int = MANY) -> None:
         place.write_bytes(index.Index(entries=tuple(entries)).encode())
 
 
-def floor(bench: Bench) -> None:
-    """What a restore cannot go below: Python's own start, and the digest of the archives."""
-    start = [bench.python("pass") for _ in range(bench.runs)]
-    archives = sorted((bench.store / "v1" / "archives").rglob("*.tar.zst"))
+def in_one_environment(bench: Bench) -> None:
+    """Ten entries, and 100,000, of this very environment: models beside the one that is restored."""
+    stores = {count: bench.scratch / f"one-{count}" for count in (FEW, MANY)}
+    for count, store in stores.items():
+        shutil.copytree(bench.store, store)
+        fill(store, count)
+
+    def asked(verb: str, count: int) -> Sample:
+        words = ["--from", str(stores[count]), "--arch", bench.arch, "--model", "model-0", "--json"]
+        home = bench.fresh()
+        return run([*KCACHE, verb, *words], bench.environ(home), codes=(0, 3, 10))
+
+    for verb in ("restore", "lookup"):
+        ours, theirs = pairs(partial(asked, verb, MANY), partial(asked, verb, FEW), bench.runs)
+        bench.add(f"{verb}, {MANY:,} entries in one environment / {FEW}", ours, theirs, 1.1)
+
+
+def fill(store: Path, count: int) -> None:
+    """Publishes entries of models, for ten architectures each. Their files are not there: nothing here asks for them."""
+    path = next((store / "v1" / "env").glob("*/*/index.json"))
+    found = index.parse_index(path.read_bytes())
+    like = max(found.entries, key=lambda entry: entry.archive.size)
+    others = []
+    for number in range(count - len(found.entries)):
+        model = number // 10
+        arch = ARCHS[number % 10] if model % 2 else ARCHS[1 + number % 9]
+        ingredients = {**like.key.ingredients, "gpu.arch": arch}
+        key: EntryKey = replace(like.key, ingredients=ingredients, model=f"owner/model-{model}", kind="for-models")
+        others.append(replace(like, key=key))
+    data, parts = index_parts.encode(index.Index(entries=(*found.entries, *others)), str(path.parent.relative_to(store)))
+    for name, content in parts.items():
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / name).write_bytes(content)
+    path.write_bytes(data)
+
+
+def floor(bench: Bench, archives: list[Path], command: list[str], environ: dict[str, str]) -> None:
+    """What a restore cannot go below: Python's own start with what it imports of the standard library and zstandard, and the
+    digest of the archives."""
+    home = bench.fresh()
+    said = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "kcache", *command[len(KCACHE) :]],
+        env={**environ, "HOME": str(home)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stderr
+    names = [line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")][1:]
+    ours = ("kcache", "site", "runpy", "_distutils_hack")
+    theirs = [name for name in names if name.partition(".")[0] not in ours]
+    code = f"for name in {theirs}:\n try: __import__(name)\n except ImportError: pass"  # what is tried for, and not there, too
+    start = [bench.python(code) for _ in range(bench.runs)]
     hashed = [run(["sha256sum", *map(str, archives)], dict(os.environ)) for _ in range(bench.runs)]
-    bench.rows.append(("floor: python's start; sha256sum of the archives", f"{spread(start)}; {spread(hashed)}", "", "", ""))
+    row = f"{spread(start)}; {spread(hashed)}"
+    bench.rows.append(("floor: an interpreter with these imports, without kcache; sha256sum of the archives", row, "", "", ""))
 
 
 def measure(bench: Bench) -> None:
     """Every row."""
     with ExitStack() as stack:
         over_loopback(bench, stack)
-    floor(bench)
     many_entries(bench)
+    in_one_environment(bench)

@@ -53,10 +53,10 @@ def start(hub: HubProcess, scratch: Path, number: int, options: argparse.Namespa
     return Start(started=done.stdout == "started\n", seconds=seconds, status=status, said=done.stderr.strip())
 
 
-def publish(hub: HubProcess, store: Path, scratch: Path) -> None:
-    bundle = scratch / "bundle.tar"
+def publish(hub: HubProcess, store: Path, scratch: Path, *, repo: str = REPO) -> None:
+    bundle = scratch / f"{repo.replace('/', '-')}.tar"
     subprocess.run([*KCACHE, "export", "--from", str(store), "-o", str(bundle)], check=True)
-    words = [*KCACHE, "import", str(bundle), "--to", f"hf://{REPO}", "--create"]
+    words = [*KCACHE, "import", str(bundle), "--to", f"hf://{repo}", "--create"]
     subprocess.run(words, env={**os.environ, **hub.environ()}, check=True)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from kcache.archs import arch_list_entry
+from kcache.errors import UsageError
 from kcache.key import EntryKey
 from kcache.match import Check
 from kcache.values import dataclass
@@ -84,9 +85,17 @@ _GPU = ("gpu.arch", "gpu.cute_arch", "gpu.sm_count")
 def _gpu(key: EntryKey, check: Check) -> tuple[str, str]:
     if check.field == "gpu.sm_count":
         return f"it is for a GPU with {check.wanted} SMs, here are {check.found}", "rebuild with --gpu and this GPU's name"
-    built = arch_list_entry(key.arch)
+    built = _spelled(key.arch)
     if "no GPU is visible" in check.found:
         return f"it is for architecture {built}, and no GPU is visible here", "name the GPU's architecture with --arch or --gpu"
     names = [name.removeprefix("sm_") for name in check.found.split()]
-    here = ",".join(arch_list_entry(name) for name in names)
+    here = ",".join(_spelled(name) for name in names)
     return f"it is for architecture {built}, here is {here}", f"rebuild with --arch {here}"
+
+
+def _spelled(arch: str) -> str:
+    """An architecture as `--arch` takes it; one that a store names and this kcache does not know stays as it is."""
+    try:
+        return arch_list_entry(arch)
+    except UsageError:
+        return arch

@@ -48,6 +48,13 @@ class _Source:
         self._rest = self._rest[count:]
         return b"".join(parts)
 
+    def block(self, count: int) -> bytes | memoryview:
+        """The next bytes, not copied where one chunk holds them all."""
+        if len(self._rest) < count:
+            return self.take(count)
+        piece, self._rest = self._rest[:count], self._rest[count:]
+        return piece
+
     def _more(self) -> bytes:
         if chunk := self._next():
             return chunk
@@ -107,7 +114,7 @@ def decompress(chunks: Iterable[bytes], archive: ArchiveFacts, content_size: int
         raise IntegrityError(f"the archive unpacks to {produced} bytes", why=f"{content_size} were expected")
 
 
-def _pieces(source: _Source, content_size: int) -> Iterator[bytes]:
+def _pieces(source: _Source, content_size: int) -> Iterator[bytes | memoryview]:
     """The frame's header, then each block, then the checksum."""
     yield _header(source, content_size)
     last = False
@@ -116,7 +123,7 @@ def _pieces(source: _Source, content_size: int) -> Iterator[bytes]:
         last, kind, size = bool(field & 1), field >> 1 & 3, field >> 3
         if kind > _COMPRESSED or size > _BLOCK_MAX:
             raise IntegrityError("the archive holds a zstd block that is not valid")
-        yield source.take(3 + (1 if kind == _RLE else size))
+        yield source.block(3 + (1 if kind == _RLE else size))
     yield source.take(4)
 
 

@@ -73,3 +73,9 @@ def test_many_sources_are_one_sentence_and_what_binaries_need_is_said() -> None:
     assert "needs glibc symbols GLIBC_2.38, here they end with 2.36" in advice.why
     assert "nvidia-cutlass-dsl 4.8.0, whose files are others here" in advice.why
     assert len(advice.to_hit) == 4 and any("libcublas.so.13 in the image" in step for step in advice.to_hit)
+
+
+def test_an_architecture_that_this_kcache_does_not_know_is_named_as_it_is() -> None:
+    key = make_key("cascade", ingredients={"gpu.arch": "72"})
+    advice = advise(key, match_key(key, HERE).differs)
+    assert advice is not None and advice.why == "It is for architecture 72, here is 9.0a."
