@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,10 @@ import pytest
 from container import REPOSITORY, ROOT, Container, Done
 from hub.process import READER, STRANGER, WRITER, HubProcess, local_hub
 from hub.static import static_site
+
+from kcache import index_parts
+from kcache.index import parse_index
+from kcache.values import replace
 
 REPO = "farm/kernels"
 STORE = f"hf://{REPO}"
@@ -194,6 +199,39 @@ def test_a_mirror_of_the_repository_is_a_store_too(hub: HubProcess, container: C
         assert (done.document["status"], done.document["http_requests"]) == ("hit", 3), done.err
         looked = container.kcache("lookup", "--from", site, "--arch", "9.0a", "--json")
         assert looked.document["status"] == "hit", looked.err
+
+
+def test_of_a_large_index_a_container_reads_its_own_part(container: Container, cascade_store: Path, tmp_path: Path) -> None:
+    """A thousand entries of a hundred models in this very environment: one request more, and the models are named."""
+    store = tmp_path / "store"
+    shutil.copytree(cascade_store, store)
+    path = next((store / "v1" / "env").glob("*/*/index.json"))
+    found = parse_index(path.read_bytes())
+    (line,) = found.entries
+    more = []
+    for number in range(1000):
+        ingredients = {**line.key.ingredients, "gpu.arch": ("90a", "100a", "120f")[number % 3]}
+        key = replace(
+            line.key, kind="for-models", ingredients=ingredients, model=f"owner/model-{number % 100}", variant=f"v{number}"
+        )
+        more.append(replace(line, key=key))
+    data, parts = index_parts.encode(replace(found, entries=(line, *more)), str(path.parent.relative_to(store)))
+    path.write_bytes(data)
+    for name, content in parts.items():
+        (store / name).parent.mkdir(parents=True, exist_ok=True)
+        (store / name).write_bytes(content)
+    with static_site(store) as site:
+        done = restore(container, "--json", store=site).done
+        assert [entry["modules"] for entry in done.document["kinds"]["modules"]["entries"]] == [["cascade"]], done.err
+        assert "published for 100 models; name yours with --model: owner/model-0" in done.document["reasons"][0]
+        assert done.document["http_requests"] == 4  # the index, a part, the manifest, the archive
+        assert container.libraries
+        misspelt = restore(container, "--json", "--model", "model-1x", store=site).done
+        assert misspelt.document["status"] == "hit" and "did you mean" in misspelt.document["warnings"][0]
+    for part in parts:
+        (store / part).write_bytes(b"{}")
+    lost = restore(container, *CMD, store=str(store), env={"KCACHE_DIR": str(tmp_path / "other")}).done
+    assert lost.out == "started\n" and "is not what the index says" in lost.err and len(lost.err.splitlines()) <= 2, lost.err
 
 
 # faults -------------------------------------------------------------------------------------------------------------------

@@ -11,19 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import index_parts
-from kcache.errors import IntegrityError
+from kcache.errors import IntegrityError, TrustError
 from kcache.index import Blob, Index, IndexEntry, decode_index, index_directory, index_path
 from kcache.index_parts import PLAIN_LINES, encode
 from kcache.key import CUTE_DSL, EntryKey, Environment, known
 from kcache.match import match_key
 from kcache.store.memory import MemoryStore
+from kcache.trust.keys import generate, load
+from kcache.trust.policy import parse_policy
 from kcache.values import replace
+from kcache.workflows.bundle import export, import_bundle
 from kcache.workflows.catalog import list_environments, read_index
+from kcache.workflows.compact import compact
+from kcache.workflows.matrix import read_matrix
 from kcache.workflows.parts import read_parts
 from kcache.workflows.prune_rules import Rules
 from kcache.workflows.prune_store import prune_store
 from kcache.workflows.publish import publish
 from kcache.workflows.resolve import Wanted, ambiguous_models
+from kcache.workflows.signing import IndexSigner
+from kcache.workflows.trusted import Guard
 
 DIRECTORY, INDEX = index_directory(INGREDIENTS), index_path(INGREDIENTS)
 DAY = 86400.0
@@ -173,6 +180,42 @@ def test_a_damaged_part_is_refused_in_one_line_and_made_again_by_the_next_publis
     report = publish(tmp_path / "1", store)
     assert store.objects == before and sorted(restored(store)) == sorted(fingerprints)
     assert any("made again" in warning for warning in report.warnings)
+
+
+@pytest.mark.usefixtures("few")
+def test_commands_that_need_every_line_read_every_part(tmp_path: Path) -> None:
+    store = MemoryStore()
+    fingerprints = published(store, tmp_path / "1", "a", "b", "c", "d")
+    matrix = read_matrix([store], takes=lambda key: True)
+    assert sum(cell.entries for cell in matrix.cells) == 4 and not matrix.problems
+    (made,) = compact(store, asked=Wanted())
+    found = whole(store)
+    assert made.entries == 4 and [len(bundle.manifests) for bundle in found.bundles] == [4]
+    here = read_index(store, INGREDIENTS, environment=environment("90a"), asked=Wanted())
+    assert here is not None and here.bundles == found.bundles
+    export(store, tmp_path / "all.tar", asked=Wanted())
+    other = MemoryStore()
+    import_bundle(tmp_path / "all.tar", other)
+    assert sorted(restored(other)) == sorted(fingerprints) and b"kcache.index/2" in other.objects[INDEX]
+
+
+@pytest.mark.usefixtures("few")
+def test_the_signature_of_the_index_vouches_for_its_parts(tmp_path: Path) -> None:
+    store = MemoryStore()
+    generate(str(tmp_path / "a.key"))
+    key = load(str(tmp_path / "a.key"))
+    text = f'format = "kcache.policy/1"\n[[key]]\nname = "a"\npublic = "{key.public.text}"\nroles = ["entries", "index"]\n'
+    guard = Guard(parse_policy(f"{text}[index]\nthreshold = 1".encode(), "policy"), None)
+    for name in ("a", "b", "c", "d"):
+        make_entry(tmp_path / "1", {name: name.encode()}, kind=name)
+    publish(tmp_path / "1", store, key=key, sign_index=IndexSigner(key, 1000).sign)
+    found = read_index(store, INGREDIENTS, check=guard.check_index)
+    assert found is not None and len(found.entries) == 4
+    fewer = {**json.loads(store.objects[INDEX])}
+    fewer["parts"].popitem()
+    store.write(INDEX, json.dumps(fewer).encode(), if_absent=False)
+    with pytest.raises(TrustError):
+        read_index(store, INGREDIENTS, check=guard.check_index)
 
 
 @pytest.mark.parametrize(
