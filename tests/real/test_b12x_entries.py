@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from container import Container
@@ -38,16 +39,30 @@ def store(build_cache: Path, build_store: Callable[[Path], Path]) -> Path:
     place = build_cache / "b12x-entries"
     place.mkdir(exist_ok=True)
     (place / "model.toml").write_text(small_manifest(kind=KIND, intermediate=256, experts=16))
+    (entry,) = build(place, "model.toml", KIND)["entries"]
+    assert (entry["kind"], entry["variant"]) == (KIND, "nvfp4-tp1-ep1")
+    shutil.rmtree(place / "one", ignore_errors=True)
+    for suffix in (".json", ".tar.zst"):
+        shutil.copy(entry["manifest"].removesuffix(".json") + suffix, fresh(place / "one"))
+    return build_store(place / "one")
+
+
+def fresh(directory: Path) -> Path:
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+def build(place: Path, manifest: str, kind: str) -> dict[str, Any]:
+    """`kcache build`; what it left of an earlier session is looked at again."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SITE))}
-    words = ["build", "--manifest", str(place / "model.toml"), "--kinds", KIND, "--gpu", GPU, "-o", str(place / "out"), "--json"]
+    words = ["build", "--manifest", str(place / manifest), "--kinds", kind, "--gpu", GPU, "-o", str(place / "out"), "--json"]
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "kcache", *words]
         built = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=900)
     assert built.returncode == 0, built.stderr
-    (entry,) = json.loads(built.stdout)["entries"]
-    assert (entry["kind"], entry["variant"]) == (KIND, "nvfp4-tp1-ep1")
-    return build_store(place / "out")
+    document: dict[str, Any] = json.loads(built.stdout)
+    return document
 
 
 def restore(container: Container, store: Path, *words: str) -> tuple[int, dict[str, object], str]:
@@ -133,3 +148,22 @@ def test_another_gpu_or_a_switch_of_the_compiler_is_refused_by_name(tmp_path: Pa
     code, _, reasons = restore(switched, store)
     assert code == 10
     assert "env CUTE_DSL_LINEINFO" in reasons
+
+
+def test_every_candidate_of_the_tuning_is_there_for_a_session_that_tunes(
+    tmp_path: Path, store: Path, build_cache: Path, build_store: Callable[[Path], Path]
+) -> None:
+    """A server that tunes when it starts compiles nothing: b12x's own session finds a program for each configuration."""
+    place = build_cache / "b12x-entries"
+    (place / "candidates.toml").write_text(small_manifest(kind="b12x-candidates", intermediate=256, experts=16))
+    built = build(place, "candidates.toml", "b12x-candidates")
+    candidates = build_store(place / "out")
+    container = Container(home=tmp_path / "home", site=SITE)
+    done = container.kcache("restore", "--from", str(candidates), "--gpu", GPU, "--kinds", "b12x-candidates", "--json")
+    assert done.code == 0, done.err
+    assert len(list((tmp_path / "home/.cache/b12x/compile").glob("*/*.o"))) > 2
+    assert done.document["compiles_avoided"] == sum(module["kind"] == "b12x-candidates" for module in built["modules"])
+    verified = container.kcache("verify", "--gpu", GPU, "--json")
+    assert verified.code == 0, verified.out + verified.err
+    programs = verified.document["programs"]
+    assert (programs["status"], programs["compiler_runs"], programs["prepared"]) == ("proven", 0, True)
