@@ -22,7 +22,8 @@ from entries import make_entry
 
 from kcache import archive, digest
 from kcache.errors import KcacheError
-from kcache.index import Index, index_entry, parse_index
+from kcache.index import PARTS_FORMAT, Index, decode_index, index_entry, parse_index
+from kcache.index_parts import parse_root
 from kcache.manifest import ArchiveFacts, Manifest, parse_manifest
 from kcache.trust.envelope import parse_envelope
 from kcache.trust.policy import parse_policy
@@ -72,10 +73,33 @@ ENVELOPE = digest.canonical_json(
     }
 )
 
+ROOT = digest.canonical_json(
+    {
+        "format": PARTS_FORMAT,
+        "lines": 1,
+        "buckets": 1,
+        "archs": ["90a"],
+        "spread": ["90a"],
+        "models": ["a/b"],
+        "models_in_all": 1,
+        "parts": {"0": ["0" * 64, 81234]},
+    }
+)
+
+
+def read_root(data: bytes) -> None:
+    """The root of an index in parts, and what it says of each part."""
+    root = parse_root(decode_index(data, "it"), "it")
+    for bucket in root.parts:
+        root.blob("v1/env/a/b", bucket)
+    root.buckets_of([("90a", ""), ("90a", "model b")])
+
+
 TARGETS: Mapping[str, tuple[Callable[[bytes], object], bytes]] = {
     "archive": (unpack, ARCHIVE),
     "manifest": (parse_manifest, MANIFEST.encode()),
     "index": (parse_index, Index(entries=(index_entry(MANIFEST, MANIFEST.encode()),)).encode()),
+    "root of an index in parts": (read_root, ROOT),
     "policy": (lambda data: parse_policy(data, "it"), POLICY),
     "envelope": (lambda data: parse_envelope(data, "it"), ENVELOPE),
 }
