@@ -162,17 +162,17 @@ def _run(
     where = TargetRequest(python=python, archs=archs, gpus=gpus, env_file=env_file)
     with bounded(deadline):
         report = restore_here(request, where, stores=stores, environ=os.environ, deadline_seconds=deadline, policy=policy)
-    return _proven(report, where) if prove else report
+    return _proven(report, where, policy) if prove else report
 
 
-def _proven(report: RestoreReport, where: TargetRequest) -> RestoreReport:
+def _proven(report: RestoreReport, where: TargetRequest, policy: str | None) -> RestoreReport:
     """The report with its proof. What was restored stays offered where the proof could not be had."""
     from kcache.errors import KcacheError
     from kcache.values import replace
     from kcache.workflows.entrypoint import with_proof
 
     try:
-        return with_proof(report, where, os.environ)
+        return with_proof(report, where, os.environ, policy)
     except KcacheError as error:
         return replace(report, status=ERROR, reasons=(*report.reasons, str(error)), exit_code=error.exit_code)
 

@@ -104,7 +104,9 @@ def _passed_over(environ: Mapping[str, str], cache: LocalCache) -> list[str]:
     return [f"{line}; {cache.root} is used instead" for line in rejected]
 
 
-def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str, str]) -> RestoreReport:
+def with_proof(
+    report: RestoreReport, where: TargetRequest, environ: Mapping[str, str], policy: str | None = None
+) -> RestoreReport:
     """The report with the proof of what was restored; a restore whose proof fails is an error.
 
     Raises:
@@ -113,7 +115,8 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
     if not report.compiles_avoided and not any(kind.entries for kind in report.kinds.values()):
         return report
     _, target = here(where, environ)
-    proof = prove_restored(LocalCache(Path(report.cache_root)), target, {**environ, **report.env})
+    trusted = policy_in_force(policy, environ)
+    proof = prove_restored(LocalCache(Path(report.cache_root)), target, {**environ, **report.env}, trusted)
     if proof["status"] == "proven":
         return replace(report, proof=proof)
     return replace(report, proof=proof, status=ERROR, reasons=(*report.reasons, why_unproven(proof)))
@@ -121,7 +124,10 @@ def with_proof(report: RestoreReport, where: TargetRequest, environ: Mapping[str
 
 def why_unproven(proof: Mapping[str, Any]) -> str:
     """One line about a proof that failed; `kcache verify` has all of it."""
-    lines = [f"{one['module']}: {one['error'] or 'not the restored library'}" for one in proof.get("modules", []) if _unused(one)]
+    lines = [*proof.get("refused", ())]
+    lines += [
+        f"{one['module']}: {one['error'] or 'not the restored library'}" for one in proof.get("modules", []) if _unused(one)
+    ]
     for name, each in (("kernels", "kernel"), ("programs", "program"), ("tunings", "tuning")):
         part = proof.get(name) or {}
         lines += [str(line).rstrip(".") for line in part.get("errors", [])]

@@ -17,12 +17,15 @@ from kcache.errors import RefusedError, TrustError
 from kcache.index import IndexEntry, index_path, parse_index
 from kcache.local_cache import LocalCache
 from kcache.manifest import Manifest
+from kcache.report import RestoreReport
 from kcache.store.file import FileStore
 from kcache.store.wrappers import MetricsStore
 from kcache.trust.keys import generate
 from kcache.trust.policy import read_policy
 from kcache.trust.statement import signature_path
 from kcache.values import replace
+from kcache.workflows.entrypoint import with_proof
+from kcache.workflows.target import TargetRequest
 from kcache.workflows.trusted import Guard, refused_entries
 
 EXPIRED = "not_after = 2026-01-01T00:00:00Z"
@@ -377,6 +380,12 @@ def test_verify_fails_where_the_policy_does_not_let_in_what_is_in_place(host: Ho
     key_revoked(host)
     [line] = refused_entries(cache, [present, None], read_policy(str(host.policy_file)))
     assert "key a is revoked" in line
+    where = TargetRequest(archs=("9.0a",))
+    given = {**host.container.variables, "KCACHE_DIR": str(cache.root)}
+    report = RestoreReport(status="hit", cache_root=str(cache.root), compiles_avoided=1)
+    proven = with_proof(report, where, given)  # what an earlier restore placed counts for `restore --prove` too
+    assert (proven.status, proven.proof and proven.proof["refused"]) == ("error", [line])
+    assert "key a is revoked" in proven.reasons[0]
     done = host.container.kcache("verify", "--arch", "9.0a", "--json")
     assert (done.code, done.document["status"]) == (12, "failed"), done.err
     assert done.document["refused"] == [line]
