@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, BinaryIO
 
 CHUNK = 1 << 20
 """Bytes read at a time: large enough that system calls do not show, small enough that memory does not."""

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 from kcache import digest
 from kcache.errors import IntegrityError, ManifestError
 from kcache.key import NAME
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from kcache import digest
 from kcache.documents import LIMITS, Reader, decode
@@ -16,6 +15,10 @@ from kcache.errors import ManifestError
 from kcache.key import EntryKey, parse_key
 from kcache.manifest import Manifest
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 INDEX_FORMAT = "kcache.index/1"
 

@@ -8,11 +8,14 @@ calls ask for its kernels, so that a fresh process can make them again. Pure; pa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from kcache import digest
 from kcache.documents import Reader
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 COMPILER = "nvidia-cutlass-dsl"
 """The compiler is every distribution whose name begins so: which of its backends are installed is part of it."""

@@ -27,7 +27,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kcache import digest, fsops
 from kcache.errors import InstallError, KcacheError, TrustError
@@ -35,6 +34,10 @@ from kcache.fsops import Flusher, Identity, Staged
 from kcache.kinds.provider import View
 from kcache.manifest import Artifact, Manifest, parse_manifest
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 RECEIPT_FORMAT = "kcache.receipt/1"
 _DOCUMENT_BYTES = 64 << 20

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from kcache import digest
 from kcache.documents import LIMITS, Reader, decode
@@ -19,6 +18,8 @@ from kcache.values import dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from kcache.program_facts import ProgramFacts  # imported where there are programs: most starts have none
     from kcache.tuning_facts import TuningFacts  # likewise
 

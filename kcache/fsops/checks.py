@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any
 
 from kcache.errors import TrustError
 from kcache.fsops.failures import reason
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _GROUP_OR_WORLD_WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -6,9 +6,12 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
 from kcache.errors import InstallError, NoSpaceError, TrustError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

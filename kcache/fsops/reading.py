@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 from kcache import digest
 from kcache.errors import IntegrityError
 from kcache.fsops.checks import check_regular
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 
 def read_small(path: str | os.PathLike[str], limit: int) -> bytes | None:

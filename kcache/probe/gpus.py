@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from kcache import archs
 from kcache.errors import UsageError
 from kcache.key import ABSENT, Fact, known, undetermined
 from kcache.values import dataclass, replace
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ctypes
 

@@ -13,10 +13,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from kcache.errors import IntegrityError, StoreError
 from kcache.values import dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object
 
 CHUNK = 1 << 20
 """Bytes in a chunk of a stream, at most."""

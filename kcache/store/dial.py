@@ -6,9 +6,14 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from kcache.errors import StoreError, UnavailableError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    _AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 class Patience:
@@ -61,9 +66,6 @@ def connected(host: str, port: int, patience: Patience, where: str) -> socket.so
         else (failure.strerror or str(failure) if failure else "no address")
     )
     raise UnavailableError(f"no connection to {where}", why=why) from failure
-
-
-_AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 def _addresses(host: str, port: int, patience: Patience, where: str) -> list[_AddressInfo]:

@@ -15,7 +15,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NoReturn
 
 from kcache import fsops
 from kcache.errors import (
@@ -29,6 +28,10 @@ from kcache.errors import (
     UnavailableError,
 )
 from kcache.store.base import CHUNK, StoredObject, check_name, collect, is_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO, NoReturn
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -13,7 +13,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from kcache.errors import NotFoundError, StoreError
 from kcache.store.base import StoredObject, check_name, collect
@@ -23,7 +22,10 @@ from kcache.store.mirror import content_length
 from kcache.store.web import Web
 from kcache.store.wire import Answer
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from kcache.store.hf_upload import Uploader
 
 AGENT = "kcache; huggingface-resolver"

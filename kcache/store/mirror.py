@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from kcache.errors import AccessDeniedError, NotFoundError, StoreError
 from kcache.store.base import StoredObject, check_name, collect
 from kcache.store.dial import Patience
 from kcache.store.web import Web
 from kcache.store.wire import Address, Answer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 AGENT = "kcache"
 

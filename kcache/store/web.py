@@ -12,12 +12,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
 from kcache.errors import StoreError, UnavailableError
 from kcache.store.base import CHUNK
 from kcache.store.dial import Patience
 from kcache.store.wire import Address, Answer, Connection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+else:
+    Protocol = object
 
 REDIRECTS = 5
 ATTEMPTS = 5

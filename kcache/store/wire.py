@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
 
 from kcache.errors import AccessDeniedError, StoreError, UnavailableError
 from kcache.store.base import CHUNK
 from kcache.store.dial import Patience, connected, secured
 from kcache.store.proxies import find_proxy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 HEADER_BYTES = 65_536
 """Of one answer's status line and headers together."""

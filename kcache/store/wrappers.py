@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from kcache.errors import AccessDeniedError, ConflictError, UnavailableError
 from kcache.store.base import Store, StoredObject, collect
 
-_T = TypeVar("_T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    _T = TypeVar("_T")
 
 
 class Wrapper:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from kcache.errors import InstallError, KcacheError, ProbeError, TrustError
 from kcache.local_cache import InstalledEntry, LocalCache
@@ -23,7 +22,10 @@ from kcache.workflows.restore import RestoreRequest, restore
 from kcache.workflows.target import Target, TargetRequest, find_target
 from kcache.workflows.views import present_view
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from kcache.trust.policy import Policy
     from kcache.workflows.verify import Proof
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kcache import digest, fsops
 from kcache.errors import InstallError, KcacheError, ProbeError, TrustError
@@ -24,6 +23,10 @@ from kcache.local_cache import InstalledEntry, LocalCache
 from kcache.values import dataclass
 from kcache.workflows.outcome import Placement
 from kcache.workflows.target import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 META_BYTES = 1 << 20
 """FlashInfer's `meta.json` is below a kilobyte. A larger one is not what it expects."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kcache import digest, fsops
 from kcache.digest import CHUNK
@@ -21,6 +20,10 @@ from kcache.manifest import Artifact, module_artifact_path
 from kcache.match import arch_score, match_key
 from kcache.values import dataclass
 from kcache.workflows.target import Target
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
