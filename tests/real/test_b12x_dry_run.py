@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +239,13 @@ def test_every_allowed_shape_of_every_shipped_manifest_is_taken_by_flashinfer(tm
     assert not answer.errors
     met = {case for kernel in answer.kernels for case in kernel.cases} | {case for item in answer.left_out for case in item.cases}
     assert met == set(cases)
+
+
+def test_a_shipped_model_whose_shape_no_mode_allows_is_reported_by_the_build(tmp_path: Path) -> None:
+    words = ["build", "--manifest", str(MANIFESTS / "gpt-oss-120b.toml"), "--kinds", "b12x-moe", "--gpu", "rtx-pro-6000"]
+    command = [sys.executable, "-m", "kcache", *words, "-o", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["status"]) == (1, "failed")
+    assert "mxfp4-tp1-ep1 is not for b12x-moe: hidden size 2880 is not a multiple of 128" in report["entries"][0]["reason"]
+    assert "Traceback" not in done.stderr

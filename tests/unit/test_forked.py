@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import kcache.probe.children
+from kcache.probe.children.forked import following
 
 SCRIPT = """
 import json, os, sys, time
@@ -62,3 +65,23 @@ def test_jobs_run_at_the_same_time() -> None:
 
 def test_one_process_is_enough() -> None:
     assert {result["status"] for result in forked("a dies b", 1).values()} == {"ok", "crashed"}
+
+
+@pytest.mark.parametrize(
+    ("last", "elsewhere", "wanted"),
+    [
+        ("", [], "static1"),
+        ("", ["static0"], "micro1"),
+        ("micro0", ["static0"], "micro1"),
+        ("static0", ["micro0"], "static1"),
+        ("dynamic0", ["static0"], "micro1"),
+        ("dynamic0", ["static0", "micro0"], "static1"),
+    ],
+)
+def test_a_process_goes_on_with_what_it_is_prepared_for(last: str, elsewhere: list[str], wanted: str) -> None:
+    waiting = ["static1", "static2", "micro1", "micro2"]
+    assert following(waiting, lambda name: name[:-1], last, elsewhere) == wanted
+
+
+def test_jobs_without_kinds_are_done_in_their_order() -> None:
+    assert following(["b", "a"], lambda name: "", "c", ["d"]) == "b"

@@ -278,6 +278,11 @@ def _compile(spec: Any, run: Run) -> dict[str, Any]:
     return {"status": "built", "error": ""}
 
 
+def _kind(name: str) -> str:
+    """Kernels of one kind are traced from the same Python functions, which CuTe-DSL rewrites once in a process (over 0.5 s)."""
+    return name.partition("/")[2].partition("_")[0]
+
+
 def _cost(name: str) -> int:
     """Of the b12x kernels dynamic ones take longest to compile, then static ones; what takes longest goes first."""
     return [kind in name for kind in ("/dynamic_", "/static_", "")].index(True)
@@ -302,7 +307,8 @@ def _build(run: Run) -> None:
         print("kcache-progress", json.dumps(event), file=sys.stderr, flush=True)
 
     forked = _beside("forked")
-    forked.run(wanted, job, jobs=int(run.request["jobs"]), limit=float(run.request["seconds_per_kernel"]), done=done)
+    jobs, limit = int(run.request["jobs"]), float(run.request["seconds_per_kernel"])
+    forked.run(wanted, job, jobs=jobs, limit=limit, done=done, kind=_kind)
 
 
 def _finish(run: Run) -> list[dict[str, Any]]:
