@@ -72,7 +72,9 @@ def test_one_process_is_enough() -> None:
     [
         ("", [], "static1"),
         ("", ["static0"], "micro1"),
+        ("micro0", [], "micro1"),
         ("micro0", ["static0"], "micro1"),
+        ("micro0", ["micro9"], "micro1"),
         ("static0", ["micro0"], "static1"),
         ("dynamic0", ["static0"], "micro1"),
         ("dynamic0", ["static0", "micro0"], "static1"),
