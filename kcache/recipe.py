@@ -9,12 +9,13 @@ whatever the bytes are. A recipe that parses is consistent in itself; whether Fl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kcache.errors import UsageError
 from kcache.gpu_products import GpuProduct, did_you_mean, find_product
 from kcache.recipe_fields import Choice, Field, Real, Text, Whole, read_fields, told
+from kcache.recipe_tuning import TUNING_FIELDS, Tuning, tuning_of_nothing
 
 FORMAT = "kcache.recipe/1"
 
@@ -172,6 +173,7 @@ class Recipe:
     tokens: Tokens
     targets: Targets
     linear: Linear = Linear()
+    tuning: Tuning = field(default_factory=Tuning)
 
 
 class _Product:
@@ -214,6 +216,7 @@ FIELDS = (
     Field(path="linear.value_heads", rule=Whole(1, 4096), default=None),
     Field(path="linear.head_dim", rule=Whole(16, 1024), default=None),
     Field(path="linear.drafted", rule=Whole(2, 64), least=0, default=()),
+    *TUNING_FIELDS,
     Field(path="targets.gpus", rule=_Product(), least=0, default=()),
     Field(path="targets.arches", rule=Text(pattern=_ARCH, wanted="an architecture such as 9.0a"), least=0, default=()),
     Field(path="targets.cuda", rule=Text(pattern=_CUDA, wanted="a CUDA release such as 13.0")),
@@ -292,6 +295,7 @@ CONTRADICTIONS = (
     _no_target,
     _targets_that_b12x_does_not_know,
     _linear_attention_that_is_not_there,
+    tuning_of_nothing,
 )
 """What good fields may not say together. Each looks at the good fields only, so that one mistake is told once."""
 
@@ -312,7 +316,7 @@ def recipe_from_document(document: dict[str, Any], what: str) -> Recipe:
     found = values.found
 
     def table(name: str) -> dict[str, Any]:
-        return {field.name: found[field.path] for field in FIELDS if field.table == name}
+        return {one.name: found[one.path] for one in FIELDS if one.table == name}
 
     model = table("model")
     swiglu = {name: model.pop(f"swiglu_{name}") for name in ("alpha", "beta", "limit")}
@@ -324,6 +328,7 @@ def recipe_from_document(document: dict[str, Any], what: str) -> Recipe:
         tokens=Tokens(**table("tokens")),
         targets=Targets(**table("targets")),
         linear=Linear(**table("linear")),
+        tuning=Tuning(**table("tuning")),
     )
 
 

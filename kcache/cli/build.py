@@ -37,6 +37,7 @@ Examples:
   kcache build --manifest manifests/qwen3-30b-a3b.toml -o entries
   kcache build --manifest manifests/qwen3-30b-a3b.toml --kinds b12x-moe --gpu rtx-pro-6000 -o entries
   kcache build --modules cascade,page --arch 9.0a -o entries --jobs 4
+  kcache build --manifest MODEL.toml --kinds autotune -o entries    (on the GPU that it is for)
   kcache build --collect ~/.cache/flashinfer/autotune -o entries
   kcache build --record -o entries -- vllm bench throughput --model MODEL
 Then: kcache publish entries --to STORE"""
@@ -54,6 +55,7 @@ Then: kcache publish entries --to STORE"""
     metavar="DIR",
     help="Make entries of the tuning results below DIR: FlashInfer's own store, or files of vLLM or SGLang.",
 )
+@click.option("--retune", is_flag=True, help="Tune again what was tuned, replay and measure both, and keep the better one.")
 @kinds_option
 @modules_option
 @archs_option
@@ -70,6 +72,7 @@ Then: kcache publish entries --to STORE"""
 def command(
     manifests: tuple[str, ...],
     collect: tuple[str, ...],
+    retune: bool,
     kinds: tuple[str, ...],
     modules: tuple[str, ...],
     archs: tuple[str, ...],
@@ -108,6 +111,7 @@ def command(
         kinds=kinds,
         modules=modules,
         recipes=tuple(read_recipe(manifest) for manifest in manifests),
+        retune=retune,
         collect=tuple(Path(directory) for directory in collect),
         archs=archs,
         gpus=gpus,

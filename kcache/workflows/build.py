@@ -42,6 +42,7 @@ class BuildRequest:
 
     kinds, modules: kinds give one entry each; a module named by itself gives one entry of kind `modules`.
     recipes:   build manifests, which kinds, archs and gpus then narrow.
+    retune:    tune again what an earlier build tuned well, and keep the better of the two.
     collect:   directories with results of the tuner, of which entries are made; nothing is compiled then.
     archs:     names as a person writes them; empty for the GPUs of this host, or for what the recipes are for.
     gpus:      names of GPU products.
@@ -55,6 +56,7 @@ class BuildRequest:
     kinds: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     recipes: tuple[Recipe, ...] = ()
+    retune: bool = False
     collect: tuple[Path, ...] = ()
     archs: tuple[str, ...] = ()
     gpus: tuple[str, ...] = ()

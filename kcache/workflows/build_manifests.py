@@ -72,13 +72,12 @@ def _build_manifests(request: BuildRequest, environ: Mapping[str, str], watch: W
     started = time.monotonic()
     if request.modules:
         raise UsageError("--modules and --manifest do not go together", remedy="Build single modules in a command of their own.")
-    known = (*KINDS, *_CAPABILITIES)
     asked = request.kinds or tuple(dict.fromkeys(kind for recipe in request.recipes for kind in recipe.kinds))
-    warnings = [f"kind {kind} is not built here: it needs the GPU itself" for kind in asked if kind not in known]
     gpus = [product(name) for name in request.gpus]
+    tuned, warnings = _tuned(request, asked, environ, kernel_watch)
     kernels = _kernels(request, asked, gpus, environ, kernel_watch)
     modules = _modules(request, asked, gpus, environ, watch)
-    if kernels is None and modules is None:
+    if kernels is None and modules is None and not tuned:
         where = ", ".join(request.gpus or request.archs) or "what the manifests are for"
         raise UsageError(
             "nothing is left to build",
@@ -87,7 +86,7 @@ def _build_manifests(request: BuildRequest, environ: Mapping[str, str], watch: W
         )
     done = kernels or KernelReport(entries=(), modules=(), warnings=())
     return BuildReport(
-        entries=(*done.entries, *(modules.entries if modules else ())),
+        entries=(*tuned, *done.entries, *(modules.entries if modules else ())),
         modules=(*done.modules, *(modules.modules if modules else ())),
         warnings=(*warnings, *done.warnings, *(modules.warnings if modules else ())),
         output=request.output,
@@ -120,6 +119,39 @@ def _collect(request: BuildRequest, environ: Mapping[str, str]) -> BuildReport:
         toolkit=None,
         facts={"flashinfer": target.environment.fact("flashinfer.version").value},
     )
+
+
+def _tuned(
+    request: BuildRequest, asked: Sequence[str], environ: Mapping[str, str], watch: KernelWatch
+) -> tuple[tuple[EntryReport, ...], list[str]]:
+    """Tuning on this host's GPUs; where it has none, that is told, and an error only if nothing else was asked for."""
+    recipes = [recipe for recipe in request.recipes if AUTOTUNE in recipe.kinds]
+    if AUTOTUNE not in asked or not recipes:
+        return (), []
+    from kcache.workflows.build_tuned import TuningFarm, build_tuned, require_gpu
+    from kcache.workflows.target import TargetRequest, find_target
+
+    host = probe_host(python=request.python, described_archs=(), environ=environ)
+    try:
+        require_gpu(host)
+    except UsageError as error:
+        if set(asked) == {AUTOTUNE}:
+            raise
+        return (), [f"{error.what}; {error.remedy}"]
+    directory = work_directory(request.output, request.work_dir) / "tuning"
+    directory.mkdir(exist_ok=True)
+    with fsops.locked(directory / "lock", _LOCK_SECONDS):
+        farm = TuningFarm(
+            host=host,
+            target=find_target(TargetRequest(python=request.python), environ),
+            environ=environ,
+            output=request.output,
+            work=Path(os.path.realpath(directory)),
+            again=request.retune,
+            watch=watch,
+        )
+        done = [build_tuned(farm, recipe) for recipe in recipes]
+    return tuple(entry for entries, _ in done for entry in entries), [text for _, texts in done for text in texts]
 
 
 def _jobs(request: BuildRequest, environ: Mapping[str, str]) -> Jobs:

@@ -42,6 +42,13 @@ GOOD: dict[str, Any] = {
     "parallel": {"tp": [1, 2], "ep": [1]},
     "tokens": {"capture": [1, 2, 4], "maximum": 8192, "calls": ["function"], "scales": "shared"},
     "linear": {"heads": 16, "value_heads": 32, "head_dim": 128, "drafted": [2, 4]},
+    "tuning": {
+        "operations": ["mm-bf16-cublaslt", "moe-bf16-trtllm"],
+        "matrices": ["7168x2048", "2048x768"],
+        "deferred": [1, 16],
+        "skip": ["fp4_gemm"],
+        "vllm": "0123456789abcdef" * 4,
+    },
     "targets": {"gpus": ["rtx-pro-6000"], "arches": ["9.0a"], "cuda": "13.0", "flashinfer": ["0.7.4"]},
 }
 """A good manifest with every field that there is."""
@@ -90,6 +97,8 @@ def test_a_field_that_is_left_out_is_missing_or_has_its_default(field: Field) ->
     document = changed(field.path, ...)
     if field.path == "targets.gpus":
         document["kinds"] = ["sampling"]  # b12x-moe needs one
+    if field.table == "tuning":
+        document["tuning"] = {}  # each of them needs another
     if field.default is REQUIRED:
         assert problems(document) == (only(document, f"{field.path}: missing; it is "),)
     else:
@@ -249,6 +258,14 @@ CONTRADICTORY = [
         {"kinds": ["gdn-decode"]},
         "targets.gpus: kind gdn-decode needs a GPU of compute capability 9.0",
     ),
+    (
+        "tuning_of_nothing",
+        {"kinds": ["autotune"], "tuning": {}},
+        "tuning.operations: missing; kind autotune needs it (mm-bf16-cublaslt, ",
+    ),
+    ("tuning_of_nothing", {"tuning.matrices": []}, "tuning.matrices: missing; mm-bf16-cublaslt needs it"),
+    ("tuning_of_nothing", {"tuning.operations": ["moe-bf16-trtllm"]}, "tuning.matrices: only with mm-bf16-cublaslt"),
+    ("tuning_of_nothing", {"tuning.operations": ["mm-bf16-cublaslt"]}, "tuning.deferred: only with moe-bf16-trtllm"),
 ]
 
 

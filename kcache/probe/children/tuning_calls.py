@@ -1,15 +1,21 @@
 """Calls of FlashInfer's tuned operations, for the children that tune and that replay; and what both count.
 
-A call is {"operation": "mm_bf16", "backend": "cublaslt", "m": 4096, "n": 7168, "k": 2048}. `m` is the largest number of tokens: a
-tuner covers the smaller ones by its own buckets. Torch and FlashInfer only.
+A call is {"operation": "mm_bf16", "backend": "cublaslt", "m": 4096, "n": 7168, "k": 2048} or one of `tuning_moe.py`. `m` is a
+number of tokens: a tuner covers the smaller ones by its own buckets. Torch and FlashInfer only.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+LACKING = ("MissingJITCacheError", "FileNotFoundError", "ModuleNotFoundError", "ImportError", "CalledProcessError", "OSError")
+"""Errors of a candidate that mean that something is missing on this host, not that the kernel is not for this shape."""
+
+LACKING_WORDS = ("ninja", "nvcc", "disable_jit", "jit cache", "cannot open shared object")
 
 
 def mm_bf16(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,10 +28,29 @@ def mm_bf16(call: Mapping[str, Any]) -> dict[str, Any]:
     found = flashinfer.mm_bf16(a, b, backend=call["backend"])
     wanted = a @ b
     error = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
-    return {"relative_error": float(error)}
+    return {"relative_error": float(error), **timed(call, lambda: flashinfer.mm_bf16(a, b, backend=call["backend"]))}
 
 
-CALLS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"mm_bf16": mm_bf16}
+def timed(call: Mapping[str, Any], function: Callable[[], Any]) -> dict[str, Any]:
+    """The median of `repeat` runs on the GPU, in milliseconds; nothing where the call does not ask for it."""
+    times = []
+    for _ in range(call.get("repeat", 0)):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return {"milliseconds": sorted(times)[len(times) // 2]} if times else {}
+
+
+def moe_bf16(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A mixture of experts: `tuning_moe.py`, which lies beside this script."""
+    found: dict[str, Any] = importlib.import_module("tuning_moe").moe_bf16(call)
+    return found
+
+
+CALLS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"mm_bf16": mm_bf16, "moe_bf16": moe_bf16}
 
 
 def run(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,6 +79,16 @@ def policy_of(fields: Mapping[str, str]) -> Any:
     return policy
 
 
+def lacks(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came of, says that a module, tool or file is missing here."""
+    while error is not None:
+        names = {one.__name__ for one in type(error).__mro__}
+        if names & set(LACKING) or any(word in str(error).lower() for word in LACKING_WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class Counted:
     """What a tuner does from now on: look-ups by outcome, candidates that it measured, JIT modules that were loaded."""
 
@@ -65,6 +100,7 @@ class Counted:
         self.misses: list[str] = []
         self.profiled = 0
         self.failed: list[str] = []
+        self.lacking: list[str] = []
         self.modules: list[str] = []
         self._count_lookups(AutoTuner)
         self._count_profiles(AutoTuner)
@@ -91,7 +127,10 @@ class Counted:
             try:
                 return really(this, runner, inputs, tactic, *arguments, **named)
             except Exception as error:
-                self.failed.append(f"{type(runner).__name__} {tactic}: {type(error).__name__}: {error}"[:300])
+                told = f"{type(runner).__name__} {tactic}: {type(error).__name__}: {error}"[:300]
+                self.failed.append(told)
+                if lacks(error):
+                    self.lacking.append(told)
                 raise
 
         tuner._profile_single_kernel = profile
@@ -114,6 +153,8 @@ class Counted:
             "missed": sorted(set(self.misses)),
             "profiled": self.profiled,
             "failed": len(self.failed),
+            "lacking": len(self.lacking),
+            "first_lacking": self.lacking[:3],
             "first_failures": self.failed[:3],
             "modules": list(self.modules),
         }
