@@ -299,18 +299,32 @@ def relocated(store: TuningStore, host: TuningHost) -> TuningStore:
     return TuningStore(environment=environment, entries=store.entries)
 
 
+def read_store(root: Path, environment: Mapping[str, str]) -> TuningStore | None:
+    """The results of one environment that lie below a root now and that FlashInfer would take; None where there are none.
+
+    Args:
+        environment: with the measurement policy's fields; the schema is added where it is not there.
+
+    Raises:
+        TrustError: someone else could change it.
+    """
+    whole = dict(environment) | {"cache_schema": SCHEMA}
+    directory = root / SCHEMA / environment_hash(whole)
+    if not (directory / ENTRIES).is_dir():
+        return None
+    for path in (directory, directory / ENTRIES):
+        fsops.check_root(path)
+    entries, _ = _read_entries(directory / ENTRIES, directory.name)
+    return TuningStore(environment=whole, entries=entries) if entries else None
+
+
 def content_digest(root: Path, environment: Mapping[str, str]) -> str:
-    """Of the results that lie in a store now and that FlashInfer would take; empty where there are none.
+    """Of the results that `read_store` finds; empty where there are none.
 
     Ranks of a tuning group compare it (`kcache.kinds.autotune.group_may_use`) before any of them uses the store.
 
     Raises:
         TrustError: someone else could change it.
     """
-    directory = root / SCHEMA / environment_hash(environment)
-    if not (directory / ENTRIES).is_dir():
-        return ""
-    for path in (directory, directory / ENTRIES):
-        fsops.check_root(path)
-    entries, _ = _read_entries(directory / ENTRIES, directory.name)
-    return _content({entry.name: entry.sha256 for entry in entries})
+    found = read_store(root, environment)
+    return found.content if found is not None else ""

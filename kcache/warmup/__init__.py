@@ -13,5 +13,6 @@ from __future__ import annotations
 
 from kcache.warmup.report import Beat, ModuleReport, RankReport, WarmupReport
 from kcache.warmup.run import warmup
+from kcache.warmup.tunings import SharedTunings, share_tunings
 
-__all__ = ["Beat", "ModuleReport", "RankReport", "WarmupReport", "warmup"]
+__all__ = ["Beat", "ModuleReport", "RankReport", "SharedTunings", "WarmupReport", "share_tunings", "warmup"]

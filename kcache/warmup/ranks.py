@@ -32,6 +32,9 @@ _TOLD = "told"
 _SETTLE = 0.5
 """Seconds in which ranks that start together see each other."""
 
+_PART = 1 << 20
+"""Bytes of one value in the store: the servers of torch's stores refuse values of 8 MiB."""
+
 _rounds: dict[str, int] = {}
 """How many warm-ups this process has made with a group: the ranks of one must not read those of another."""
 
@@ -49,6 +52,7 @@ class Ranks:
         self._seen: dict[int, tuple[dict[str, Any], float]] = {}
         self._verdict: dict[str, Any] | None = None
         self._proposed: str | None = None
+        self._offering, self._taken = b"", b""
         self._lost = False  # whether the store answered last time
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pulse, name="kcache-warmup-pulse", daemon=True)
@@ -124,6 +128,42 @@ class Ranks:
     def tell(self, ready: tuple[str, ...], problems: Mapping[str, str]) -> None:
         """Tells the others what is ready here, and what could not be built."""
         self._set(ready=list(ready), problems=dict(problems))
+
+    def offer(self, data: bytes, stop: Stop) -> bytes:
+        """One rank's bytes for all: those of the first rank that has some and lives; empty where none has.
+
+        Args:
+            data: this rank's; empty where it has none.
+        """
+        if self.size < 2:
+            return data
+        self._set(offers=bool(data))
+        with self._changed:
+            while not stop.come and not self._taken:
+                leader = self._first_with_bytes(bool(data))
+                if leader == self.rank:
+                    self._offering = data
+                elif leader is None:
+                    break
+                self._changed.wait(0.1)
+            return self._taken
+
+    def _first_with_bytes(self, mine: bool) -> int | None:
+        """The rank whose bytes count, -1 while that is not known, None where no rank has any."""
+        for rank in range(self.size):
+            if rank == self.rank:
+                if mine:
+                    return rank
+            elif rank not in self._seen:
+                if self._awaited(rank):
+                    return -1
+            else:
+                state = self._seen[rank][0]
+                if "offers" not in state and self._lives(rank):
+                    return -1
+                if state.get("offers") and (self._lives(rank) or _done(state)):
+                    return rank
+        return None
 
     def finish(self, stop: Stop) -> None:
         """The barrier: waits until every rank is done, dead, or absent for too long, or the end comes; then all know the same."""
@@ -216,6 +256,8 @@ class Ranks:
             self._mine["beat"] += 1
             mine, proposed = json.dumps(self._mine), self._proposed
         self._store.set(f"state/{self.rank}", mine)
+        if "offers" in self._mine and not self._taken:
+            self._exchange_bytes()
         for rank in range(self.size):
             if rank == self.rank or (rank in self._seen and self._seen[rank][0]["state"] == _TOLD):
                 continue
@@ -230,6 +272,19 @@ class Ranks:
             told = json.loads(self._store.compare_set("verdict", "", proposed))
             with self._changed:
                 self._verdict = told
+
+    def _exchange_bytes(self) -> None:
+        """Gives what this rank offers, unless another was first, and takes what was given."""
+        if self._offering and not self._store.check(["offer"]):
+            parts = [self._offering[start : start + _PART] for start in range(0, len(self._offering), _PART)]
+            for number, part in enumerate(parts):
+                self._store.set(f"offer/{self.rank}/{number}", part)
+            self._store.compare_set("offer", "", f"{self.rank} {len(parts)}")
+        if self._store.check(["offer"]):
+            rank, count = map(int, self._store.get("offer").split())
+            taken = b"".join(self._store.get(f"offer/{rank}/{number}") for number in range(count))
+            with self._changed:
+                self._taken = taken
 
 
 def _done(state: Mapping[str, Any]) -> bool:
