@@ -2,7 +2,8 @@
 them.
 
 The decision by manifest for entries of layout `b12x`, as `kcache.match.match_binary` is for the others: it needs the host's own
-package, Python and variables. A host without b12x, or with one whose rule is not known, is a refusal with its reason.
+package, Python and variables, or what a saved environment says of them (`kcache.workflows.b12x_saved`).
+A host without b12x, or with one whose rule is not known, is a refusal with its reason.
 """
 
 from __future__ import annotations
@@ -24,15 +25,14 @@ from kcache.manifest import Manifest
 from kcache.match import EQUAL, Check, Decision
 from kcache.probe.packages import Packages, content_digest
 from kcache.program_facts import ProgramFacts
+from kcache.workflows.b12x_saved import PACKAGE, saved_target
 from kcache.workflows.b12x_target import host_package, host_target
 
 if TYPE_CHECKING:
-    from kcache.key import EntryKey
+    from kcache.key import EntryKey, Environment
     from kcache.local_cache import LocalCache
     from kcache.probe.host import Host
     from kcache.probe.packages import Interpreter
-
-PACKAGE = "b12x.package"
 
 
 class B12xHost:
@@ -153,30 +153,31 @@ def payload_of(facts: ProgramFacts) -> Payload:
     return parse_payload(facts.payload, facts.payload_key)
 
 
-def decide(host: B12xHost | None, manifest: Manifest, *, strict: bool) -> Decision:
-    """Whether an entry's programs may be used; where the packages differ, every differing file is named.
-
-    Args:
-        host: None for a saved environment, which does not say what b12x's keys depend on.
+def decide(host: B12xHost | Environment, manifest: Manifest, *, strict: bool) -> Decision:
+    """Whether an entry's programs may be used; where the packages differ, every differing file is named (of a saved environment,
+    which is the other thing that `host` may be, the fingerprints alone).
 
     Raises:
         IntegrityError: the entry's own tuple is none that is known.
     """
-    facts = manifest.programs
+    facts, key = manifest.programs, manifest.key
     assert facts is not None
     payload = payload_of(facts)
-    if host is None:
-        return _refused("not in this saved environment; ask on the host that will use it", payload)
     try:
-        target = host.target(manifest.key)
+        if isinstance(host, B12xHost):
+            target = host.target(key)
+        else:
+            target = saved_target(host, capability(key.arch), int(key.ingredients["gpu.sm_count"]))
     except KcacheError as error:
         return _refused(f"{error.what}: {error.why}" if error.why else error.what, payload)
-    machine = manifest.key.ingredients["platform.machine"]
+    machine = key.ingredients["platform.machine"]
     decision = match_program(payload, target, machine=machine, abi=facts.abi, wheels=facts.wheels, strict=strict)
+    if not isinstance(host, B12xHost) or payload.fingerprint == target.fingerprint:
+        return decision
     here = {path: f"sha256:{sha256}" for path, sha256 in host.package.files.items()}
     files = [
         Check(field=f"{PACKAGE}: {path}", rule=EQUAL, wanted=_told(facts.package, path), found=_told(here, path), passed=False)
-        for path in (differing_files(facts.package, here) if payload.fingerprint != target.fingerprint else ())
+        for path in differing_files(facts.package, here)
     ]
     checks: list[Check] = []
     for check in decision.checks:

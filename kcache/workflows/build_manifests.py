@@ -16,7 +16,7 @@ from kcache.key import AUTOTUNE, Environment
 from kcache.kinds.b12x_kinds import B12X_KINDS
 from kcache.kinds.cute_kinds import CUTE_KINDS
 from kcache.manifest import parse_manifest
-from kcache.match import match_binary, match_key
+from kcache.match import match_key
 from kcache.probe.host import probe_host
 from kcache.probe.limits import Jobs, build_jobs
 from kcache.probe.wheels import compiler_wheels
@@ -27,6 +27,7 @@ from kcache.workflows.build_entries import FAILED, EntryReport
 from kcache.workflows.build_environ import kernel_environ
 from kcache.workflows.build_kernels import KernelFarm, KernelReport, KernelWatch, build_kernels, targets
 from kcache.workflows.resolve import SHOWN_CHECKS
+from kcache.workflows.target import Target, TargetRequest, find_target
 
 _LOCK_SECONDS = 5.0
 
@@ -60,7 +61,7 @@ def _checked(entry: EntryReport, there: Environment) -> EntryReport:
     if entry.status == FAILED:
         return entry
     manifest = parse_manifest(Path(entry.manifest).read_bytes(), entry.manifest)
-    differs = (*match_key(manifest.key, there).differs, *match_binary(manifest, there).differs)
+    differs = (*match_key(manifest.key, there).differs, *Target(there).decide(manifest).differs)
     if not differs:
         return entry
     why = "; ".join(check.describe() for check in differs[:SHOWN_CHECKS])
@@ -100,7 +101,6 @@ def _build_manifests(request: BuildRequest, environ: Mapping[str, str], watch: W
 def _collect(request: BuildRequest, environ: Mapping[str, str]) -> BuildReport:
     """Entries of directories with results of the tuner, which were made on this host or on one that --gpu describes."""
     from kcache.workflows.build_tunings import collect_tunings
-    from kcache.workflows.target import TargetRequest, find_target
 
     started = time.monotonic()
     if request.recipes or request.modules or request.environment or set(request.kinds) - {AUTOTUNE}:

@@ -17,10 +17,13 @@ from kcache.key import Environment, Fact, known, undetermined
 from kcache.match import sm_count_fact
 from kcache.probe.caches import CacheRoot, cache_root
 from kcache.probe.host import Host, describe_host
+from kcache.values import replace
+from kcache.workflows.b12x_saved import HOST, PACKAGE, b12x_facts
 from kcache.workflows.target import TargetRequest, arch_names_of, find_host, find_target, with_products
 
 NVCC_MODULES = "nvcc modules (kinds sampling, modules)"
 CUTE_DSL = "CuTe-DSL kernels"
+B12X = "programs of the package b12x"
 RECORDED = "recorded, never matched"
 
 
@@ -73,7 +76,10 @@ def describe(request: TargetRequest, environ: Mapping[str, str]) -> Description:
     if request.env_file is not None:
         return Description(environment=find_target(request, environ).environment)
     host = find_host(request, environ)
-    return Description(environment=describe_host(host), cache=cache_root(environ, os.geteuid()), places=_places(host, environ))
+    cache = cache_root(environ, os.geteuid())
+    found = describe_host(host)
+    found = replace(found, facts={**found.facts, **b12x_facts(host, {**environ, **cache.exports})})
+    return Description(environment=found, cache=cache, places=_places(host, environ))
 
 
 def describe_image(root: Path, request: TargetRequest) -> Description:
@@ -144,9 +150,10 @@ def sections(environment: Environment) -> dict[str, list[Row]]:
             if name.startswith("cutlass_dsl.")
         ),
     ]
-    shown = {row.name for row in (*matched, *dsl)} | {"flashinfer.tree", "cuda.runtime"}
+    b12x = [Row(name=PACKAGE, rule="equal", fact=environment.facts[PACKAGE])] if PACKAGE in environment.facts else []
+    shown = {row.name for row in (*matched, *dsl, *b12x)} | {"flashinfer.tree", "cuda.runtime", HOST}
     recorded = [Row(name=name, rule="", fact=fact) for name, fact in sorted(environment.facts.items()) if name not in shown]
-    return {NVCC_MODULES: matched, CUTE_DSL: dsl, RECORDED: recorded}
+    return {NVCC_MODULES: matched, CUTE_DSL: dsl, **({B12X: b12x} if b12x else {}), RECORDED: recorded}
 
 
 def _archs(environment: Environment) -> Fact:

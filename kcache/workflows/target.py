@@ -133,7 +133,7 @@ class Target:
         if manifest.programs is not None:
             from kcache.workflows.b12x_host import decide
 
-            return decide(self.b12x(), manifest, strict=strict)
+            return decide(self.b12x() or self.environment, manifest, strict=strict)
         if manifest.tunings is not None:
             from kcache.workflows.tunings import decide as decide_tunings
 

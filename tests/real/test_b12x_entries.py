@@ -52,15 +52,27 @@ def fresh(directory: Path) -> Path:
     return directory
 
 
-def build(place: Path, manifest: str, kind: str) -> dict[str, Any]:
+def build(place: Path, manifest: str, kind: str, *more: str, code: int = 0) -> dict[str, Any]:
     """`kcache build`; what it left of an earlier session is looked at again."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, SITE))}
-    words = ["build", "--manifest", str(place / manifest), "--kinds", kind, "--gpu", GPU, "-o", str(place / "out"), "--json"]
+    words = [
+        "build",
+        "--manifest",
+        str(place / manifest),
+        "--kinds",
+        kind,
+        "--gpu",
+        GPU,
+        "-o",
+        str(place / "out"),
+        "--json",
+        *more,
+    ]
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "kcache", *words]
         built = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=900)
-    assert built.returncode == 0, built.stderr
+    assert built.returncode == code, built.stderr
     document: dict[str, Any] = json.loads(built.stdout)
     return document
 
@@ -139,6 +151,25 @@ def test_one_changed_byte_of_the_package_is_refused_by_name(tmp_path: Path, stor
     assert code == 10
     assert "b12x.package: moe/__init__.py" in reasons
     assert not (tmp_path / "home/.cache/b12x").exists()
+
+
+def test_a_saved_environment_is_answered_for_as_its_host_would_be(tmp_path: Path, store: Path, build_cache: Path) -> None:
+    """`kcache env --save` says what b12x's names hold; a farm and a lookup elsewhere need no b12x of that host."""
+    there = Container(home=tmp_path / "there", site=SITE)
+    switched = Container(home=tmp_path / "there", site=SITE, environ={"CUTE_DSL_LINEINFO": "1"})
+    copy = Container(home=tmp_path / "there", site=SITE[1:])  # FlashInfer's own copy of the package
+    for container, name in ((there, "good"), (switched, "switched"), (copy, "copy")):
+        saved = container.kcache("env", "--gpu", GPU, "--save", str(tmp_path / name))
+        assert saved.code == 0, saved.err
+    elsewhere = Container(home=tmp_path / "elsewhere")
+    lookup = ("lookup", "--from", str(store), "--model", "small", "--env")
+    assert elsewhere.kcache(*lookup, str(tmp_path / "good")).code == 0
+    assert "env CUTE_DSL_LINEINFO" in elsewhere.kcache(*lookup, str(tmp_path / "switched")).out
+    assert "b12x.package: wanted" in elsewhere.kcache(*lookup, str(tmp_path / "copy")).out
+    place = build_cache / "b12x-entries"
+    assert build(place, "model.toml", KIND, "--env", str(tmp_path / "good"))["status"] in ("built", "up-to-date")
+    refused = build(place, "model.toml", KIND, "--env", str(tmp_path / "switched"), code=1)
+    assert "env CUTE_DSL_LINEINFO" in refused["entries"][0]["reason"]
 
 
 def test_another_gpu_or_a_switch_of_the_compiler_is_refused_by_name(tmp_path: Path, store: Path) -> None:
