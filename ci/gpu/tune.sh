@@ -14,7 +14,8 @@ cp "$here"/tile.* "$top/" 2>/dev/null
 if [ -f "$top/tile.02" ] && [ ! -x "$top/tile/bin/tileiras" ]; then
   mkdir -p "$top/tile"; cat "$top"/tile.0* | "$py" -c 'import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode="r|xz").extractall(sys.argv[1])' "$top/tile"
 fi
-[ -d "$top/tile/bin" ] && export PATH=$top/tile/bin:$PATH
+# tileiras takes libnvvm and ptxas of CUDA_HOME before its own, and those of another CUDA release cannot compile what it makes.
+[ -d "$top/tile/bin" ] && export PATH=$top/tile/bin:$PATH && unset CUDA_HOME CUDA_PATH
 export SITE=$site PYTHONPATH=$site PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 nvidia-smi -L; echo "unpacked after $SECONDS s"
 /usr/bin/timeout "${LIMIT:-540}" "$py" "$top/gpu/tune.py" "$top/store" "$out" "$top/work" "${@/#/$here/}"; echo "rc $? after $SECONDS s"

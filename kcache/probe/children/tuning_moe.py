@@ -90,7 +90,10 @@ def _cute_dsl(call: Mapping[str, Any], w1: torch.Tensor, w2: torch.Tensor) -> Ca
     interleaved = w1.reshape(w1.shape[0], 2, columns, 32, w1.shape[2]).transpose(1, 2).reshape(w1.shape).contiguous()
     function: Any = getattr(flashinfer, "cute_dsl_fused_moe_bf16", None)
     if function is None:
-        raise LookupError(f"FlashInfer {flashinfer.__version__} has no cute_dsl_fused_moe_bf16")
+        from flashinfer.cute_dsl.availability import is_cute_dsl_available
+
+        why = "is too old for it" if is_cute_dsl_available() else "cannot use CuTe-DSL's compiler here (nvidia-cutlass-dsl)"
+        raise LookupError(f"there is no cute_dsl_fused_moe_bf16: FlashInfer {flashinfer.__version__} {why}")
     return functools.partial(
         _in_order,
         functools.partial(
