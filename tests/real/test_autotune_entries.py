@@ -34,6 +34,7 @@ def kcache(environ: Mapping[str, str], *words: object) -> tuple[int, dict[str, A
 
 
 def at(home: Path) -> dict[str, str]:
+    home.mkdir(parents=True, exist_ok=True)
     environ = environ_of("", home, {})
     return {name: text for name, text in environ.items() if not name.startswith(("KCACHE_", "VLLM_", "SGLANG_", "XDG_"))}
 
@@ -139,3 +140,19 @@ def test_a_lookup_says_when_tuning_results_and_their_modules_are_not_there_toget
     assert lacking("h200") == []
     (line,) = lacking("h100")
     assert line.startswith("page are there, and no tuning results that fit here")
+
+
+@pytest.mark.real
+def test_tuning_results_travel_as_other_entries_do(published: tuple[Path, dict[str, list[str]]], tmp_path: Path) -> None:
+    """Exported, carried in one file, compacted, listed, restored from the bundle, and kept by prune."""
+    environ, file = at(tmp_path / "home"), tmp_path / "tunings.tar"
+    assert kcache(environ, "export", "--from", published[0], "--kinds", "autotune", "-o", file)[0] == 0
+    assert kcache(environ, "import", file, "--to", tmp_path / "store")[0] == 0
+    assert kcache(environ, "compact", "--to", tmp_path / "store")[0] == 0
+    _, said, _ = kcache(environ, "matrix", "--from", tmp_path / "store")
+    assert [(cell["kind"], cell["entries"]) for cell in said["cells"]] == [("autotune", 2)]
+    code, said, errors = kcache(environ, "restore", "--from", tmp_path / "store", "--gpu", "h200")
+    assert (code, said["kinds"]["autotune"]["status"]) == (0, "hit"), errors
+    assert any("for vllm are kept in the cache alone" in line for line in said["warnings"])
+    code, said, errors = kcache(environ, "prune", "--dry-run", "--older-than", "1d")
+    assert (code, [one["status"] for one in said["entries"]]) == (0, ["kept", "kept"]), errors
