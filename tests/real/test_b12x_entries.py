@@ -179,6 +179,8 @@ def test_another_gpu_or_a_switch_of_the_compiler_is_refused_by_name(tmp_path: Pa
     code, _, reasons = restore(switched, store)
     assert code == 10
     assert "env CUTE_DSL_LINEINFO" in reasons
+    told = switched.kcache("lookup", "--from", str(store), "--gpu", GPU).out
+    assert "to make it a hit: unset CUTE_DSL_LINEINFO where the server starts" in told
 
 
 def test_every_candidate_of_the_tuning_is_there_for_a_session_that_tunes(
