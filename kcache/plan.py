@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kcache.index import IndexEntry
+from kcache.key import AUTOTUNE
 from kcache.values import dataclass
 
 DEFAULT_SECONDS: Mapping[str, float] = {"sampling": 645.0}
@@ -26,9 +27,10 @@ class Job:
     """One build.
 
     name:     unique in a plan, such as `b12x-moe-rtx-5090-qwen3-30b-a3b`.
-    gpu:      the product that kernels are described for; empty for nvcc modules. No job needs the GPU itself.
+    gpu:      the product that kernels are described for; empty for nvcc modules. Only a job that tunes needs the GPU itself.
     variants: entries that it makes, as their keys name them; empty where there is one without a variant.
     command:  words of the command line.
+    after:    names of jobs whose entries it should find published: tuning calls kernels, and would compile what is missing.
     """
 
     name: str
@@ -42,6 +44,12 @@ class Job:
     sm_count: str
     variants: tuple[str, ...]
     command: tuple[str, ...]
+    after: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> str:
+        """The GPU that a machine must have for it; empty where it needs none."""
+        return self.gpu if self.kind == AUTOTUNE else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +134,8 @@ class Plan:
             "machine": job.machine,
             "arch": job.arch,
             "gpu": job.gpu,
-            "needs_gpu": False,
+            "needs_gpu": bool(job.needs),
+            "after": list(job.after),
             "variants": list(job.variants),
             "command": list(job.command),
             "seconds": about.seconds,

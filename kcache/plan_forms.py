@@ -1,7 +1,8 @@
 """A plan as what schedulers read: a GitHub Actions workflow, a Slurm array, a Kubernetes Indexed Job. Pure texts.
 
 Every shard writes into a directory of its own; publishing comes after all of them and is the reader's to add, since it needs
-credentials. JSON is YAML, so workflow and Job are written as JSON.
+credentials. JSON is YAML, so workflow and Job are written as JSON. All jobs of a form are for machines of one sort: those without
+a GPU, or those with the one that is tuned for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ def shard_lines(plan: Plan) -> list[list[str]]:
     """The command lines of each shard. One that fails does not stop the next; the shard then fails at its end."""
     commands = {job.name: shlex.join(job.command) for job in plan.jobs}
     return [[commands[name] for name in shard] for shard in plan.shards]
+
+
+def gpu_of(plan: Plan) -> str:
+    """The GPU that every job of a plan needs; empty for none."""
+    return plan.jobs[0].needs
 
 
 def _script(lines: list[str]) -> str:
@@ -36,7 +42,7 @@ def github(plan: Plan) -> str:
         "on": {"workflow_dispatch": {}},
         "jobs": {
             "build": {
-                "runs-on": "ubuntu-latest",
+                "runs-on": ["self-hosted", gpu_of(plan)] if gpu_of(plan) else "ubuntu-latest",
                 "strategy": {"fail-fast": False, "matrix": {"include": rows}},
                 "steps": [
                     {"uses": "actions/checkout@v4"},
@@ -68,6 +74,7 @@ def slurm(plan: Plan) -> str:
         f"#SBATCH --time={int(longest * 3 / 60) + 10}",
         "#SBATCH --cpus-per-task=4",
         "#SBATCH --mem=24G",
+        *([f"#SBATCH --gpus-per-task={gpu_of(plan)}:1", "#SBATCH --ntasks=1"] if gpu_of(plan) else []),
     ]
     return "\n".join([*head, _cases(plan, "SLURM_ARRAY_TASK_ID"), ""])
 
@@ -75,6 +82,9 @@ def slurm(plan: Plan) -> str:
 def kubernetes(plan: Plan, image: str) -> str:
     """An Indexed Job; its pods write to the volume claim `kcache-entries`."""
     resources = {"cpu": "4", "memory": "24Gi"}
+    if gpu_of(plan):
+        resources["nvidia.com/gpu"] = "1"
+    selector = {"nodeSelector": {"kcache/gpu": gpu_of(plan)}} if gpu_of(plan) else {}
     container = {
         "name": "build",
         "image": image,
@@ -94,6 +104,7 @@ def kubernetes(plan: Plan, image: str) -> str:
             "backoffLimit": 3 * len(plan.shards),
             "template": {
                 "spec": {
+                    **selector,
                     "restartPolicy": "Never",
                     "containers": [container],
                     "volumes": [{"name": "entries", "persistentVolumeClaim": {"claimName": "kcache-entries"}}],

@@ -26,7 +26,7 @@ from kcache.cli.options import (
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from kcache.workflows.build import BuildReport, Watch
+    from kcache.workflows.build import BuildReport, BuildRequest, Watch
     from kcache.workflows.build_kernels import KernelWatch
 
 
@@ -39,6 +39,7 @@ Examples:
   kcache build --modules cascade,page --arch 9.0a -o entries --jobs 4
   kcache build --manifest MODEL.toml --kinds autotune -o entries    (on the GPU that it is for)
   kcache build --collect ~/.cache/flashinfer/autotune -o entries
+  RAY_ADDRESS=head:6379 kcache build --engine ray --kinds sampling --arch 9.0a,12.0f -o entries
   kcache build --record -o entries -- vllm bench throughput --model MODEL
 Then: kcache publish entries --to STORE"""
 )
@@ -65,6 +66,12 @@ Then: kcache publish entries --to STORE"""
 @python_option
 @click.option("--work-dir", metavar="DIR", help="Where compilers work, kept for the next build; DIR/.build by default.")
 @env_option
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="Where to compile: here, or in parts on the machines of the Ray cluster that RAY_ADDRESS names.",
+)
 @click.option("--record", is_flag=True, help="Run CMD with empty caches, and make entries of what it compiles.")
 @click.option("--in-place", is_flag=True, help="With --record: leave CMD's caches where they are, and take what is new in them.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
@@ -82,6 +89,7 @@ def command(
     python: str | None,
     work_dir: str | None,
     env_file: str | None,
+    engine: str,
     record: bool,
     in_place: bool,
     program: tuple[str, ...],
@@ -97,7 +105,11 @@ def command(
     own, is left out with the reason.
     """
     if record or in_place or program:
-        _check_recording(record, program, bool(manifests or collect or kinds or modules or gpus[1:] or env_file or jobs))
+        _check_recording(
+            record,
+            program,
+            bool(manifests or collect or kinds or modules or gpus[1:] or env_file or jobs) or engine != "local",
+        )
         from kcache.cli.record import record as run
 
         run(program, output=output, work_dir=work_dir, in_place=in_place, archs=archs, gpus=gpus, python=python, as_json=as_json)
@@ -123,7 +135,10 @@ def command(
     )
     try:
         with _stopped_by_sigterm(), _progress() as (watch, kernel_watch):
-            report = run_build(request, os.environ, watch, kernel_watch)
+            if engine == "ray":
+                report = _on_ray(request, manifests, env_file, kernel_watch)
+            else:
+                report = run_build(request, os.environ, watch, kernel_watch)
     except KeyboardInterrupt as error:
         raise click.Abort from error
     if as_json:
@@ -132,6 +147,16 @@ def command(
         echo_json(report.to_json())
     _tell(report, quiet=as_json)
     sys.exit({FAILED: exit_codes.FAILED, PARTIAL: exit_codes.PARTIAL}.get(report.status, exit_codes.DONE))
+
+
+def _on_ray(request: BuildRequest, manifests: tuple[str, ...], env_file: str | None, watch: KernelWatch) -> BuildReport:
+    from kcache.workflows.ray_build import build_on_ray
+    from kcache.workflows.spread_build import cut
+
+    if request.work_dir is not None:
+        raise click.UsageError("--work-dir is a directory of this machine: it goes without --engine ray.")
+    parts = cut(request, manifests, env_file, machine=os.uname().machine)
+    return build_on_ray(parts, request.output, lambda done, total, name: watch("the build, in parts", done, total))
 
 
 def _check_recording(record: bool, program: tuple[str, ...], others: bool) -> None:

@@ -26,6 +26,7 @@ Examples:
 @click.option("--flashinfer", default="", metavar="VERSION", help="Only for this FlashInfer: the one that the farm has.")
 @click.option("--machine", default=os.uname().machine, metavar="NAME", help="Machine of the servers, as `uname -m` says it.")
 @click.option("--shards", type=click.IntRange(min=1), help="Into how many parts, balanced by cost; one for each job by default.")
+@click.option("--needs", default="", metavar="cpu|PRODUCT", help="Only jobs that need no GPU, or that need this one.")
 @click.option("--image", default="kcache-build:latest", metavar="NAME", help="The container image of --format k8s.")
 @click.option(
     "--format",
@@ -42,14 +43,15 @@ def command(
     flashinfer: str,
     machine: str,
     shards: int | None,
+    needs: str,
     image: str,
     form: str,
     as_json: bool,
 ) -> None:
     """The builds that manifests ask for, each a command line with its cost, for one machine or a scheduler.
 
-    Costs are what farms recorded in --missing-from. No job needs a GPU: kernels are compiled for described ones. Autotune
-    results, which need the GPU, are listed as left out.
+    Costs are what farms recorded in --missing-from. Kernels need no GPU: they are compiled for described ones. Autotune results
+    are measured on that GPU, after its kernels are there.
     """
     from kcache.errors import UsageError
     from kcache.plan_forms import github, kubernetes, slurm
@@ -59,7 +61,7 @@ def command(
 
     recipes = [(path, read_recipe(path)) for path in manifests]
     opened = open_store(store) if store is not None else None
-    plan = make_plan(recipes, opened, machine=machine, kinds=kinds, flashinfer=flashinfer, shards=shards)
+    plan = make_plan(recipes, opened, machine=machine, kinds=kinds, flashinfer=flashinfer, shards=shards, needs=needs)
     if as_json or form == "json":
         from kcache.cli.main import echo_json
 
@@ -68,6 +70,11 @@ def command(
         _tell(plan)
     elif len(versions := sorted({job.flashinfer for job in plan.jobs})) > 1:
         raise UsageError(f"the jobs are for FlashInfer {', '.join(versions)}", remedy="Name the farm's with --flashinfer.")
+    elif len(sorts := sorted({job.needs or "cpu" for job in plan.jobs})) > 1:
+        raise UsageError(
+            f"the jobs are for machines of several sorts: {', '.join(sorts)}",
+            remedy="Print one form for each, --needs cpu first, and start the others when that has ended.",
+        )
     elif not plan.jobs:
         raise UsageError("nothing is left to build", remedy="`kcache plan --json` says what is there and what is left out.")
     else:

@@ -126,3 +126,26 @@ def check_runs(directory: Path, scripts: list[str], variable: str) -> None:
     assert sorted(log.read_text().splitlines()) == sorted(wanted)
     if variable:
         assert run(scripts[0], 99) == 2
+
+
+def test_tuning_waits_for_its_kernels_on_its_own_gpu_and_needs_it(tmp_path: Path) -> None:
+    manifest = tmp_path / "model.toml"
+    text = (ROOT / MANIFEST).read_text().replace('"sampling", "b12x-moe"', '"sampling", "b12x-moe", "autotune"')
+    manifest.write_text(text)
+    words = ("--manifest", manifest, "--kinds", "b12x-moe,autotune")
+    jobs = {job["name"]: job for job in json.loads(plan(*words, "--json"))["jobs"]}
+    tuning = [job for job in jobs.values() if job["kind"] == "autotune" and job["gpu"] == "rtx-5090"]
+    assert [job["needs_gpu"] for job in jobs.values()] == [job["kind"] == "autotune" for job in jobs.values()]
+    assert len(tuning) == 1 and tuning[0]["after"]
+    assert {(jobs[name]["kind"], jobs[name]["gpu"]) for name in tuning[0]["after"]} <= {
+        ("b12x-moe", "rtx-5090"),
+        ("sampling", ""),
+    }
+    script = plan(*words, "--needs", "rtx-5090", "--format", "slurm")
+    assert "#SBATCH --gpus-per-task=rtx-5090:1" in script and "b12x-moe-rtx-5090-model" not in script
+    environ = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120
+    )
+    # The real `kcache build` is reached: it says that this host has no such GPU.
+    assert done.returncode == 1 and "GPU" in done.stderr, done.stderr
