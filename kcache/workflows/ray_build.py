@@ -8,6 +8,7 @@ Workers only compile. They have no store and no key: their files come back to th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -38,18 +39,20 @@ def build_on_ray(parts: Sequence[Part], output: Path, progress: Callable[[int, i
     """
     started = time.monotonic()
     ray = _ray()
-    already = ray.is_initialized()
-    try:
-        if not already:
-            ray.init(log_to_driver=False, configure_logging=False, include_dashboard=False)
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise ProbeError("no Ray cluster was reached", why=str(error), remedy="Set RAY_ADDRESS to that of its head.") from error
-    try:
-        _check_room(ray, parts)
-        done = _run(ray, parts, progress)
-    finally:
-        if not already:
-            ray.shutdown()
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints what became of workers; stdout is the report's
+        already = ray.is_initialized()
+        try:
+            if not already:
+                ray.init(log_to_driver=False, configure_logging=False, include_dashboard=False)
+        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+            remedy = "Set RAY_ADDRESS to that of its head."
+            raise ProbeError("no Ray cluster was reached", why=str(error), remedy=remedy) from error
+        try:
+            _check_room(ray, parts)
+            done = _run(ray, parts, progress)
+        finally:
+            if not already:
+                ray.shutdown()
     return put_together(output, done, cores=parts[0].cores, seconds=time.monotonic() - started)
 
 

@@ -131,7 +131,7 @@ def check_runs(directory: Path, scripts: list[str], variable: str) -> None:
 def test_tuning_waits_for_its_kernels_on_its_own_gpu_and_needs_it(tmp_path: Path) -> None:
     manifest = tmp_path / "model.toml"
     text = (ROOT / MANIFEST).read_text().replace('"sampling", "b12x-moe"', '"sampling", "b12x-moe", "autotune"')
-    manifest.write_text(text)
+    manifest.write_text(text + '\n[tuning]\noperations = ["moe-bf16-cutlass"]\n')
     words = ("--manifest", manifest, "--kinds", "b12x-moe,autotune")
     jobs = {job["name"]: job for job in json.loads(plan(*words, "--json"))["jobs"]}
     tuning = [job for job in jobs.values() if job["kind"] == "autotune" and job["gpu"] == "rtx-5090"]
