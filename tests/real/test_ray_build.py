@@ -92,9 +92,8 @@ def test_parts_come_back_to_one_publisher_though_a_worker_is_killed(
 def test_a_part_that_tunes_gets_a_gpu_of_its_type(farm: tuple[Path, Mapping[str, str]]) -> None:
     manifest = (ROOT / "manifests" / "qwen3-30b-a3b.toml").read_text()
     path = farm[0] / "model.toml"
-    path.write_text(
-        manifest.replace('"rtx-pro-6000", "rtx-5090", "gb10"', '"h200"').replace('"sampling", "b12x-moe"', '"autotune"')
-    )
+    manifest = manifest.replace('"rtx-pro-6000", "rtx-5090", "gb10"', '"h200"').replace('"sampling", "b12x-moe"', '"autotune"')
+    path.write_text(manifest + '\n[tuning]\noperations = ["moe-bf16-cutlass"]\n')
     code, report, _ = build(farm, "--manifest", path, "--kinds", "autotune", "-o", "tuned")
     assert (code, report["status"]) == (1, "failed")
     assert "GPU" in report["entries"][0]["reason"]  # the machine only says that it has one
