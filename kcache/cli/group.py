@@ -28,6 +28,7 @@ class LazyGroup(click.Group):
             return None
         found = import_module(f"kcache.cli.{cmd_name}").command
         assert isinstance(found, click.Command)
+        found.name = cmd_name  # of its function every module says `command`
         return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
