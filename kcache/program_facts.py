@@ -38,8 +38,8 @@ class ProgramFacts:
     abi:            of the builder's Python: says which of a wheel's two digests counts.
     wheels:         normalised name -> the compiler's distributions.
     gpu:            the described GPU (`kcache.gpu_products.GpuProduct.describe`).
-    cases:          the plans that ask for the programs (`CASE` in `probe/children/b12x_programs.py`).
-    configurations: `default`, or `all`: every candidate of b12x's tuning too.
+    cases:          the plans that ask for the programs (`CASE` in `probe/children/b12x_programs.py`); none in a recording.
+    configurations: `default`, or `all`: every candidate of b12x's tuning too; `recorded`: those that a program asked for.
     groups:         directory in Triton's cache -> name of the group, of the Triton programs that the plans need.
     triton:         version and content of the builder's Triton; empty where it could not be found out.
     switches:       the builder's variables that may enter a key of Triton's.

@@ -91,6 +91,8 @@ def _kernels(proof: dict[str, Any]) -> None:
 def _programs(proof: dict[str, Any]) -> None:
     found = sum(program["accepted"] for program in proof["programs"])
     click.echo(f"b12x: {found} of {len(proof['programs'])} programs found, asked for by {proof['configurations']} configurations")
+    if proof["by_rule"]:
+        click.echo(f"  {proof['by_rule']} of them were recorded: b12x would load them, no configuration asked for them")
     for program in proof["programs"]:
         if not program["accepted"]:
             click.echo(f"  {program['program']}: {program['reason']}")

@@ -89,7 +89,7 @@ def _place(cache: LocalCache, host: B12xHost, entry: InstalledEntry, timeout: fl
     place = "at-" + digest.of_document([entry.manifest.fingerprint, str(root), str(triton)]).removeprefix("sha256:")[:16]
     if _in_place(cache.read(ROOM, place), state):
         return False, notes
-    programs = [for_target(program, target) for program in _programs(entry)]
+    programs = [for_target(program, target) for program in programs_of(entry)]
     groups = _groups(entry) if decision.accepted else []
     before = all(accepted(root, program.key) == "" for program in programs)
     before = before and all(found_by_triton(triton / group.directory, group.name) for group in groups)
@@ -116,7 +116,7 @@ def _in_place(known: Mapping[str, Any] | None, state: Mapping[str, Any]) -> bool
     return all(one is not None and one.to_json() == files[path] for path, one in found.items())
 
 
-def _programs(entry: InstalledEntry) -> list[Program]:
+def programs_of(entry: InstalledEntry) -> list[Program]:
     """An entry's programs, each verified, all of the host that the entry names.
 
     Raises:

@@ -3,17 +3,19 @@
 What landed in the known caches is listed by kind (`kcache.workflows.recorded`); each nvcc module that is whole becomes an entry
 of kind `modules`, as if `kcache build --modules` had made it. That is only true if it was made from FlashInfer's own recipe, so
 FlashInfer is asked, in a child process, how it would build the module: the build file and every source that a generator wrote
-must be the same to the last byte. Failed and partial modules, those that this cannot be shown of, and kinds that are not packed
-yet are left out, each with its reason. The program's own failure keeps nothing from being recorded.
+must be the same to the last byte. Kernels, programs of the package b12x and tuning results have rules of their own. Failed and
+partial ones, those that this cannot be shown of, and cubins are left out, each with its reason. The program's own failure keeps
+nothing from being recorded.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kcache import fsops
 from kcache.archs import arch_list_entry, flashinfer_archs
@@ -29,8 +31,23 @@ from kcache.workflows.build_entries import FAILED, UP_TO_DATE, Context, EntryRep
 from kcache.workflows.build_environ import flags_ingredient, kernel_environ
 from kcache.workflows.compile import Compiled, ModuleFiles
 from kcache.workflows.record_run import Ended, program_environ, run_program
-from kcache.workflows.recorded import CUTE_DSL, NVCC, Module, Recorded, cache_directories, find_recorded, read_module
+from kcache.workflows.recorded import (
+    AUTOTUNE,
+    B12X,
+    B12X_SELECTIONS,
+    CUBIN,
+    CUTE_DSL,
+    NVCC,
+    Module,
+    Recorded,
+    cache_directories,
+    find_recorded,
+    read_module,
+)
 from kcache.workflows.recorded_objects import RecordedObjects
+
+if TYPE_CHECKING:
+    from kcache.workflows.record_kernels import KernelRecorder
 
 BUILT, PARTIAL, NOTHING = "built", "partial", "nothing"
 
@@ -133,10 +150,13 @@ def record(request: RecordRequest, environ: Mapping[str, str]) -> RecordReport:
         packer.pack([one for one in found if one.kind == NVCC])
         objects.write()
         packer.pack_kernels([one for one in found if one.kind == CUTE_DSL])
+        packer.pack_programs([one for one in found if one.kind == B12X], directories.b12x)
+        for kind, place in ((AUTOTUNE, directories.autotune), (B12X_SELECTIONS, directories.b12x_selections)):
+            packer.pack_tunings([one for one in found if one.kind == kind], place)
     others = [
         LeftOut(kind=one.kind, name=one.name, arch=one.arch, reason=f"{_NOT_YET}: kind {one.kind}", failed=False)
         for one in found
-        if one.kind not in (NVCC, CUTE_DSL)
+        if one.kind == CUBIN
     ]
     return RecordReport(
         ended=ended,
@@ -219,28 +239,51 @@ class _Packer:
 
     def pack_kernels(self, found: Sequence[Recorded]) -> None:
         """CuTe-DSL kernels, a module's directory each; what they depend on is asked of this host once."""
+        from kcache.workflows.record_kernels import pack_kernels
+
+        with self._or_leave(found):
+            self.entries += pack_kernels(self._recorder(kernel_environ(self.environ)), found, self._leave_kernel) if found else []
+
+    def pack_programs(self, found: Sequence[Recorded], root: Path) -> None:
+        """Programs of the package b12x in its compile cache."""
+        from kcache.workflows.record_programs import pack_programs
+
+        with self._or_leave(found):
+            self.entries += pack_programs(self._recorder(self.environ), root, found, self._leave_kernel) if found else []
+
+    def pack_tunings(self, found: Sequence[Recorded], place: Path) -> None:
+        """FlashInfer's tuning results, or b12x's choices, as `kcache build --collect` takes them: a store is taken as a whole."""
         if not found:
             return
-        from kcache.gpu_products import product
-        from kcache.workflows.record_kernels import KernelRecorder, cuda_release, pack_kernels, recorded_gpu
+        from kcache.workflows.build_tunings import collect_tunings
+        from kcache.workflows.target import TargetRequest, find_target
 
-        def leave(one: Recorded, reason: str, failed: bool) -> None:
-            self._leave(one, reason if failed else f"{_NOT_YET}: {reason}", failed=failed)
+        gpus, archs = ((self.request.gpu,), ()) if self.request.gpu else ((), (self.request.arch,) if self.request.arch else ())
+        with self._or_leave(found):
+            target = find_target(TargetRequest(python=self.interpreter.executable, gpus=gpus, archs=archs), self.environ)
+            done = collect_tunings([place], target, self.request.output, provenance={"recorded": True})
+            self.entries += [entry for entry in done.entries if entry.status != FAILED]
+            failed = [(entry.variant, entry.reason) for entry in done.entries if entry.status == FAILED]
+            for name, reason in [*failed, *((one.path, one.why) for one in done.left_out)]:
+                self.left_out.append(LeftOut(kind=found[0].kind, name=name, arch="", reason=reason, failed=True))
 
+    @contextmanager
+    def _or_leave(self, found: Sequence[Recorded]) -> Iterator[None]:
+        """Leaves all of these out where nothing could be asked about any."""
         try:
-            host = probe_host(python=self.interpreter.executable, described_archs=(), environ=self.environ)
-            recorder = KernelRecorder(
-                host=host,
-                gpu=product(self.request.gpu) if self.request.gpu else recorded_gpu(host),
-                environ=kernel_environ(self.environ),
-                work=self.work / "asked",
-                output=self.request.output,
-                cuda=cuda_release(host),
-            )
-            self.entries += pack_kernels(recorder, found, leave)
+            yield
         except KcacheError as error:
             for one in found:
                 self._leave(one, str(error), failed=True)
+
+    def _recorder(self, environ: Mapping[str, str]) -> KernelRecorder:
+        from kcache.workflows.record_kernels import kernel_recorder
+
+        host = probe_host(python=self.interpreter.executable, described_archs=(), environ=self.environ)
+        return kernel_recorder(host, self.request.gpu, environ=environ, work=self.work / "asked", output=self.request.output)
+
+    def _leave_kernel(self, one: Recorded, reason: str, failed: bool) -> None:
+        self._leave(one, reason if failed else f"{_NOT_YET}: {reason}", failed=failed)
 
     def _path(self) -> str:
         own = str(Path(self.interpreter.executable).parent)

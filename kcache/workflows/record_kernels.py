@@ -16,7 +16,7 @@ from typing import Any
 from kcache import digest
 from kcache.archs import arch_list_entry, cute_dsl_arch
 from kcache.errors import CollectError, KcacheError
-from kcache.gpu_products import GpuProduct, find_product
+from kcache.gpu_products import GpuProduct, find_product, product
 from kcache.kernel_facts import kernel_artifact_path, kernels_digest
 from kcache.key import ARCH
 from kcache.kinds.cute_dsl import module_directory
@@ -56,6 +56,19 @@ class KernelRecorder:
     work: Path
     output: Path
     cuda: str
+
+
+def kernel_recorder(host: Host, gpu: str, *, environ: Mapping[str, str], work: Path, output: Path) -> KernelRecorder:
+    """What a recording asks with.
+
+    Args:
+        gpu: the product that somebody named; empty for the GPU of this host.
+
+    Raises:
+        CollectError: the GPU or the CUDA release is not known. UsageError: there is no such product.
+    """
+    found = product(gpu) if gpu else recorded_gpu(host)
+    return KernelRecorder(host=host, gpu=found, environ=environ, work=work, output=output, cuda=cuda_release(host))
 
 
 def recorded_gpu(host: Host) -> GpuProduct:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kcache.key import ARCH
+from kcache.kinds.b12x_selections import selections_directory
 from kcache.probe import ninja
 from kcache.probe.caches import home_directory
 from kcache.values import dataclass
@@ -27,15 +28,18 @@ _ASSIGNED = r"^{} = (.*)$"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheDirectories:
-    """Where a process with some environment keeps its caches. None of them need be there."""
+    """Where a process with some environment keeps its caches. None of them need be there.
+
+    b12x: the compile cache of the package b12x; its choices lie below it.
+    """
 
     flashinfer: Path
     autotune: Path
     b12x: Path
 
     @property
-    def b12x_compile(self) -> Path:
-        return self.b12x / "compile"
+    def b12x_selections(self) -> Path:
+        return Path(selections_directory(str(self.b12x)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +77,9 @@ def cache_directories(environ: Mapping[str, str], uid: int) -> CacheDirectories:
     """
     home = home_directory(environ, uid) or "/nonexistent"
     flashinfer = Path(environ.get("FLASHINFER_WORKSPACE_BASE") or home) / ".cache" / "flashinfer"
-    b12x = Path(environ.get("XDG_CACHE_HOME") or f"{home}/.cache") / "b12x"
-    if named := environ.get("B12X_COMPILE_CACHE_DIR"):
-        b12x = Path(named).parent
-    return CacheDirectories(
-        flashinfer=flashinfer, autotune=Path(environ.get("FLASHINFER_AUTOTUNE_CACHE_DIR") or flashinfer / "autotune"), b12x=b12x
-    )
+    b12x = environ.get("B12X_COMPILE_CACHE_DIR") or (environ.get("XDG_CACHE_HOME") or f"{home}/.cache") + "/b12x/compile"
+    autotune = Path(environ.get("FLASHINFER_AUTOTUNE_CACHE_DIR") or flashinfer / "autotune")
+    return CacheDirectories(flashinfer=flashinfer, autotune=autotune, b12x=Path(b12x))
 
 
 def find_recorded(directories: CacheDirectories) -> tuple[Recorded, ...]:
@@ -95,12 +96,13 @@ def _all(directories: CacheDirectories) -> Iterator[Recorded]:
     for kind, place, pattern in (
         (CUBIN, directories.flashinfer / "cubins", "*"),
         (AUTOTUNE, directories.autotune, "v*/*/"),
-        (B12X, directories.b12x_compile, "**/*.o"),
-        (B12X_SELECTIONS, directories.b12x, "**/*.json"),
+        (B12X_SELECTIONS, directories.b12x_selections, "*.json"),
     ):
         for path in place.glob(pattern):
-            if kind != B12X_SELECTIONS or directories.b12x_compile not in path.parents:
-                yield Recorded(kind=kind, name=str(path.relative_to(place)), path=path)
+            yield Recorded(kind=kind, name=str(path.relative_to(place)), path=path)
+    for path in {found.parent / f"{found.name.partition('.')[0]}.o" for found in directories.b12x.glob("[0-9a-f][0-9a-f]/[!.]*")}:
+        # A program that failed, or whose compilation was stopped, leaves its lock alone.
+        yield Recorded(kind=B12X, name=str(path.relative_to(directories.b12x)), path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from entries import make_entry
-from tuning_children import environ_of, tuned
+from tuning_children import TUNE, environ_of, request_of, tuned
 
 from kcache.kinds import autotune_v2
 from kcache.kinds.autotune_v1 import parse_file
@@ -102,6 +102,32 @@ def test_another_product_of_one_chip_is_refused_by_the_name(published: tuple[Pat
     code, said, _ = kcache(server, "restore", *words)
     assert said["status"] == "miss"
     assert not (tmp_path / "home/.cache/flashinfer/autotune").exists()
+
+
+@pytest.mark.real
+def test_what_a_program_tuned_is_recorded(tmp_path: Path) -> None:
+    farm = at(tmp_path / "farm")
+    record = [
+        sys.executable,
+        "-m",
+        "kcache",
+        "build",
+        "--record",
+        "--gpu",
+        "h200",
+        "-o",
+        str(tmp_path / "entries"),
+        "--json",
+        "--",
+    ]
+    done = subprocess.run(
+        [*record, sys.executable, "-c", TUNE],
+        env=farm, input=json.dumps(request_of([16, 32])), capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    said = json.loads(done.stdout)
+    assert (done.returncode, said["status"], said["left_out"]) == (0, "built", []), done.stderr
+    assert [(one["kind"], one["variant"]) for one in said["entries"]] == [("autotune", "flashinfer")]
+    assert not (tmp_path / "farm/.cache/flashinfer/autotune").exists()
 
 
 @pytest.mark.real

@@ -150,3 +150,17 @@ def test_a_file_that_b12x_refuses_is_an_error_and_stays_as_it_is(published: Path
     assert done.out == "started\n"
     assert "selection cache" in done.err
     assert file.read_text() == "{}"
+
+
+def test_choices_that_a_program_measured_are_recorded(tmp_path: Path) -> None:
+    """`kcache build --record`: they are what `--collect` takes, and a file that b12x would refuse is left out."""
+    container = Container(home=tmp_path / "home", site=SITE)
+    run = f'{sys.executable} -c "$1" {CHILDREN} "$2"'
+    script = f'd=$B12X_COMPILE_CACHE_DIR/preparation; /bin/mkdir -p $d; echo "{{}}" >$d/bad.json; {run} $d first'
+    words = ("build", "--record", "-o", str(tmp_path / "entries"), "--gpu", GPU.slug, "--json")
+    done = container.kcache(*words, "--", "/bin/sh", "-c", script, "sh", _SELECT, json.dumps(GPU.describe()))
+    assert done.document["program"]["exit_code"] == 0, done.err
+    (entry,) = done.document["entries"]
+    assert (entry["kind"], entry["status"], entry["variant"][:5]) == ("autotune", "built", "b12x-")
+    (left,) = done.document["left_out"]
+    assert (left["kind"], left["name"], left["failed"]) == ("b12x-selections", "bad.json", True)

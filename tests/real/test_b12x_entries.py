@@ -172,6 +172,55 @@ def test_a_saved_environment_is_answered_for_as_its_host_would_be(tmp_path: Path
     assert "env CUTE_DSL_LINEINFO" in refused["entries"][0]["reason"]
 
 
+def test_programs_that_a_program_compiled_itself_are_recorded_restored_and_taken(
+    tmp_path: Path, store: Path, build_cache: Path, build_store: Callable[[Path], Path]
+) -> None:
+    """`kcache build --record`: a program leaves what b12x wrote, one program cut short and one whose compilation was stopped."""
+    place = build_cache / "b12x-entries"
+    (manifest,) = (place / "one").glob("*.json")
+    whole, cut = sorted(json.loads(manifest.read_text())["programs"]["kernels"])
+    script = f"""
+import os, shutil
+from pathlib import Path
+source = Path({str(place / "out/.build/kernels" / f"b12x-{GPU}" / "compile")!r})
+target = Path(os.environ["B12X_COMPILE_CACHE_DIR"])
+for key in ({whole!r}, {cut!r}):
+    for path in (source / key[:2]).glob(key + ".*"):
+        (target / key[:2]).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target / key[:2])
+os.truncate(target / {cut[:2]!r} / {cut + ".o"!r}, 1000)
+(target / "ab").mkdir(exist_ok=True)
+(target / "ab" / ("ab" * 32 + ".lock")).touch()
+"""
+    farm = Container(home=tmp_path / "farm", site=SITE)
+    words = ("build", "--record", "-o", str(tmp_path / "entries"), "--json")
+    recorded = farm.kcache(*words, "--gpu", GPU, "--", sys.executable, "-c", script)
+    assert recorded.document["status"] == "partial", recorded.err
+    conforms("build", recorded.document)
+    (entry,) = recorded.document["entries"]
+    assert (entry["kind"], entry["model"], entry["variant"][:9]) == (KIND, "", "recorded-")
+    left = {one["name"]: one["reason"] for one in recorded.document["left_out"]}
+    assert set(left) == {f"{cut[:2]}/{cut}.o", f"ab/{'ab' * 32}.o"}
+    assert "the object has 1000" in left[f"{cut[:2]}/{cut}.o"]
+    assert "failed or was stopped" in left[f"ab/{'ab' * 32}.o"]
+    other = farm.kcache(*words, "--gpu", "rtx-5090", "--", sys.executable, "-c", script)
+    assert other.document["entries"] == []
+    assert "another GPU (12.0, 188 SMs)" in json.dumps(other.document["left_out"])
+
+    container = Container(home=tmp_path / "home", site=SITE, environ={"CUDA_HOME": "/opt/else"})
+    code, _, action = restore(container, build_store(tmp_path / "entries"))
+    assert (code, action) == (0, "installed")
+    verified = container.kcache("verify", "--gpu", GPU, "--json")
+    assert verified.code == 0, verified.out + verified.err
+    conforms("verify", verified.document)
+    programs = verified.document["programs"]
+    assert (programs["status"], programs["by_rule"], programs["configurations"]) == ("proven", 1, 0)
+    os.truncate(next((tmp_path / "home/.cache/b12x/compile").glob("*/*.o")), 1000)
+    failed = container.kcache("verify", "--gpu", GPU)
+    assert failed.code != 0
+    assert "1 of them were recorded" in failed.out
+
+
 def test_another_gpu_or_a_switch_of_the_compiler_is_refused_by_name(tmp_path: Path, store: Path) -> None:
     done = Container(home=tmp_path / "home", site=SITE).kcache("lookup", "--from", str(store), "--gpu", "rtx-5090")
     assert "gpu.sm_count: wanted 188 (equal), found 170" in done.out

@@ -175,7 +175,7 @@ def test_the_programs_caches_are_empty_and_all_else_is_where_it_was(
     assert not set(unset) & set(made.variables)
     assert set(made.removed) == {name for name in unset if name in environ}
     directories = cache_directories(made.variables, 4242)
-    assert all(PRIVATE in place.parents for place in (directories.flashinfer, directories.autotune, directories.b12x_compile))
+    assert all(PRIVATE in place.parents for place in (directories.flashinfer, directories.autotune, directories.b12x))
 
 
 def test_in_place_nothing_is_moved() -> None:
@@ -183,7 +183,7 @@ def test_in_place_nothing_is_moved() -> None:
     made = program_environ(environ, {}, None, uid=4242)
     assert dict(made.variables) == environ
     assert cache_directories(made.variables, 4242) == CacheDirectories(
-        flashinfer=Path("/h/.cache/flashinfer"), autotune=Path("/h/.cache/flashinfer/autotune"), b12x=Path("/x/b12x")
+        flashinfer=Path("/h/.cache/flashinfer"), autotune=Path("/h/.cache/flashinfer/autotune"), b12x=Path("/x/b12x/compile")
     )
     named = {
         **environ,
@@ -191,7 +191,7 @@ def test_in_place_nothing_is_moved() -> None:
         "B12X_COMPILE_CACHE_DIR": "/b/c",
         "FLASHINFER_AUTOTUNE_CACHE_DIR": "/a",
     }
-    assert cache_directories(named, 4242).b12x == Path("/b")
+    assert cache_directories(named, 4242).b12x == Path("/b/c")
     assert cache_directories(named, 4242).flashinfer == Path("/w/.cache/flashinfer")
 
 
@@ -204,9 +204,12 @@ def test_what_landed_is_listed_by_kind(tmp_path: Path) -> None:
         ops / "half" / "x.o",
         directories.flashinfer / "cubins" / "abc" / "x.cubin",
         directories.flashinfer / "autotune" / "v2" / "0123" / "entry.json",
-        directories.b12x / "compile" / "ab" / "k.o",
-        directories.b12x / "compile" / "ab" / "k.json",
-        directories.b12x / "tuning" / "s.json",
+        directories.b12x / "ab" / "k.o",
+        directories.b12x / "ab" / "k.json",
+        directories.b12x / "ab" / ".k.o.half.tmp",
+        directories.b12x / "cd" / "stopped.lock",
+        directories.b12x / "preparation" / "s.json",
+        directories.b12x / "preparation" / "s.lock",
     ):
         name.parent.mkdir(parents=True, exist_ok=True)
         name.write_bytes(b"x")
@@ -214,7 +217,8 @@ def test_what_landed_is_listed_by_kind(tmp_path: Path) -> None:
     assert [(one.kind, one.name, one.flashinfer, one.arch) for one in found] == [
         ("autotune", "v2/0123", "", ""),
         ("b12x-compile", "ab/k.o", "", ""),
-        ("b12x-selections", "tuning/s.json", "", ""),
+        ("b12x-compile", "cd/stopped.o", "", ""),
+        ("b12x-selections", "s.json", "", ""),
         ("cubin", "abc", "", ""),
         ("cute-dsl", "b12x_moe_sm120a_cute_dsl", "0.7.4", "120f"),
         ("nvcc-module", "cascade", "0.7.4", "120f"),
