@@ -18,10 +18,10 @@ def load() -> dict[str, Any]:
     """Seconds from here to each loaded module, the import of FlashInfer first."""
     started = time.perf_counter()
     from flashinfer.cascade import get_cascade_module
-    from flashinfer.quantization.packbits import get_quantization_module
+    from flashinfer.concat_ops import get_concat_mla_module
 
     seconds = {"import": time.perf_counter() - started}
-    for name, get in (("cascade", get_cascade_module), ("quantization", get_quantization_module)):
+    for name, get in (("cascade", get_cascade_module), ("concat_mla", get_concat_mla_module)):
         began = time.perf_counter()
         get()
         seconds[name] = time.perf_counter() - began
@@ -32,9 +32,9 @@ def aot(folder: Path) -> dict[str, Any]:
     from flashinfer.aot import copy_built_kernels
     from flashinfer.jit import build_jit_specs
     from flashinfer.jit.cascade import gen_cascade_module
-    from flashinfer.jit.quantization import gen_quantization_module
+    from flashinfer.jit.dsv3_optimizations import gen_concat_mla_module
 
-    specs = [gen_cascade_module(), gen_quantization_module()]
+    specs = [gen_cascade_module(), gen_concat_mla_module()]
     build_jit_specs(specs, verbose=False, skip_prebuilt=False)
     copy_built_kernels(specs, folder)
     return {}

@@ -33,7 +33,7 @@ SAME, HOME, SITE, TIMES, BARE, CONTENT = WORLDS = (
 )
 """How a container differs from the farm."""
 
-MODULES = ("cascade", "quantization")
+MODULES = ("cascade", "concat_mla")
 ARCH = "9.0a"
 CHILD = Path(__file__).with_name("peer_load.py")
 
