@@ -123,7 +123,8 @@ def _run(ray: Any, parts: Sequence[Part], progress: Callable[[int, int, str], No
 
 
 def run_part(words: tuple[str, ...], cores: int, files: Mapping[str, str], tunes: bool) -> Done:
-    """On a worker: one `kcache build` in a directory of its own, which nothing outlives. `tunes`: on the GPU that it got."""
+    """On a worker: one `kcache build` in a directory of its own, which a worker that is killed leaves behind. `tunes`: on the GPU
+    that it got."""
     with tempfile.TemporaryDirectory(prefix="kcache-part-") as place:
         for file, text in files.items():
             Path(place, file).write_text(text, encoding="utf-8")
@@ -142,5 +143,5 @@ def _call(command: Sequence[str], place: str, environ: Mapping[str, str]) -> sub
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM when the worker is killed, upon which `kcache build` stops its compilers."""
+    """In the child: SIGTERM when the worker is killed, upon which `kcache build` stops its compilers, unless Ray kills it first."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
 
 KILLER = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 
 def parent(number):
@@ -35,7 +35,7 @@ while b"ray::" not in Path(f"/proc/{worker}/cmdline").read_bytes():
     worker = parent(worker)
 Path(flag, "killed").write_text(str(worker))
 os.kill(worker, signal.SIGKILL)
-signal.pause()  # until kcache build, whose worker is gone, stops its compilers
+time.sleep(60)  # as a compiler works on for a while whose kcache build is gone
 """
 
 
