@@ -143,5 +143,5 @@ def _call(command: Sequence[str], place: str, environ: Mapping[str, str]) -> sub
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM when the worker is killed, upon which `kcache build` stops its compilers, unless Ray kills it first."""
+    """In the child: SIGTERM when the worker is killed, upon which `kcache build` stops its compilers; Ray may kill it first."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
